@@ -1,0 +1,197 @@
+"""Sub-batches: who is in which, and which of four phases each is in.
+
+Law of this file: all phase transitions live here; members join only while their batch is IDLE; a running sequence is
+in exactly one sub-batch (as a member, or as `incoming` until the batch is IDLE).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from minedraft.request import RequestId
+from minedraft.sequence import NO_BATCH, SequenceState, SequenceView
+
+
+class BatchPhase(enum.Enum):
+    """What is being done for a sub-batch."""
+
+    IDLE = "idle"
+    DRAFTING = "drafting"
+    DRAFTED = "drafted"
+    VERIFYING = "verifying"
+
+
+LEGAL_PHASES: Final[dict[BatchPhase, tuple[BatchPhase, ...]]] = {
+    BatchPhase.IDLE: (
+        BatchPhase.DRAFTING,
+        BatchPhase.DRAFTED,
+    ),  # DRAFTED at once when there is nothing to draft
+    BatchPhase.DRAFTING: (BatchPhase.DRAFTED, BatchPhase.IDLE),  # IDLE when its last member left meanwhile
+    BatchPhase.DRAFTED: (BatchPhase.VERIFYING, BatchPhase.IDLE),
+    BatchPhase.VERIFYING: (BatchPhase.IDLE,),
+}
+
+
+class Batch:
+    """One sub-batch.
+
+    Attributes:
+        index: position in the manager.
+        phase: current phase.
+        phase_stamp: order number of the last phase change; the smaller has waited longer.
+        members: by request id, in the order in which they joined.
+        incoming: running sequences that join at the next IDLE moment.
+        num_tokens: committed tokens of members and incoming.
+        num_failures: verifications that failed in a row.
+    """
+
+    __slots__ = (
+        "incoming",
+        "index",
+        "members",
+        "num_failures",
+        "num_tokens",
+        "phase",
+        "phase_stamp",
+        "view",
+    )
+
+    def __init__(self, index: int, max_size: int) -> None:
+        self.index = index
+        self.phase = BatchPhase.IDLE
+        self.phase_stamp = index
+        self.members: dict[RequestId, SequenceState] = {}
+        self.incoming: dict[RequestId, SequenceState] = {}
+        self.num_tokens = 0
+        self.num_failures = 0
+        self.view = BatchView(self, max_size)
+
+    @property
+    def size(self) -> int:
+        """Members, those about to join included."""
+        return len(self.members) + len(self.incoming)
+
+
+class BatchView:
+    """What a policy may know of a sub-batch."""
+
+    __slots__ = ("_batch", "max_size")
+
+    def __init__(self, batch: Batch, max_size: int) -> None:
+        self._batch = batch
+        self.max_size = max_size
+
+    def __repr__(self) -> str:
+        return f"<batch {self.index} {self.phase.value} size={self.num_requests}>"
+
+    @property
+    def index(self) -> int:
+        """Its number."""
+        return self._batch.index
+
+    @property
+    def phase(self) -> BatchPhase:
+        """What is being done for it."""
+        return self._batch.phase
+
+    @property
+    def phase_stamp(self) -> int:
+        """Order number of its last phase change; the smaller has waited longer."""
+        return self._batch.phase_stamp
+
+    @property
+    def num_requests(self) -> int:
+        """Members, those about to join included."""
+        return self._batch.size
+
+    @property
+    def num_tokens(self) -> int:
+        """Committed tokens of its requests."""
+        return self._batch.num_tokens
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another request may join."""
+        return self._batch.size < self.max_size
+
+    def members(self) -> Iterator[SequenceView]:
+        """Present members in the order in which they joined (those about to join excluded)."""
+        return (seq.view for seq in self._batch.members.values())
+
+
+class BatchManager:
+    """Holds N sub-batches and keeps membership and phases legal."""
+
+    def __init__(self, num_batches: int, max_batch_size: int) -> None:
+        self.batches: tuple[Batch, ...] = tuple(Batch(i, max_batch_size) for i in range(num_batches))
+        self.views: tuple[BatchView, ...] = tuple(batch.view for batch in self.batches)
+        self.max_batch_size = max_batch_size
+        self._stamp = num_batches
+
+    def set_phase(self, batch: Batch, phase: BatchPhase) -> None:
+        """Move along `LEGAL_PHASES`; whoever was incoming joins when the batch turns IDLE."""
+        assert phase in LEGAL_PHASES[batch.phase], (batch.index, batch.phase, phase)
+        batch.phase = phase
+        self._stamp += 1
+        batch.phase_stamp = self._stamp
+        if phase is BatchPhase.IDLE and batch.incoming:
+            batch.members.update(batch.incoming)
+            batch.incoming.clear()
+
+    def assign(self, seq: SequenceState, index: int) -> None:
+        """Put a sequence into a batch: at once if it is IDLE, else from its next IDLE moment on."""
+        assert seq.batch == NO_BATCH, seq.request_id
+        batch = self.batches[index]
+        assert batch.size < self.max_batch_size, index
+        group = batch.members if batch.phase is BatchPhase.IDLE else batch.incoming
+        assert seq.request_id not in group
+        group[seq.request_id] = seq
+        seq.batch = index
+        batch.num_tokens += seq.num_tokens
+
+    def remove(self, seq: SequenceState) -> None:
+        """Take a sequence out, in any phase; a batch that is left with nothing to verify turns IDLE."""
+        batch = self.batches[seq.batch]
+        if batch.members.pop(seq.request_id, None) is None:
+            del batch.incoming[seq.request_id]
+        batch.num_tokens -= seq.num_tokens
+        seq.batch = NO_BATCH
+        if not batch.members and batch.phase is BatchPhase.DRAFTED:
+            self.set_phase(batch, BatchPhase.IDLE)
+
+    def move(self, seq: SequenceState, index: int) -> None:
+        """Move a member of an IDLE batch to another batch."""
+        assert self.batches[seq.batch].phase is BatchPhase.IDLE
+        self.remove(seq)
+        self.assign(seq, index)
+
+    def longest_in(self, phase: BatchPhase) -> Batch | None:
+        """The non-empty batch that has been in `phase` for the longest time."""
+        best: Batch | None = None
+        for batch in self.batches:
+            if batch.phase is phase and batch.members and (best is None or batch.phase_stamp < best.phase_stamp):
+                best = batch
+        return best
+
+    def sizes(self) -> tuple[int, ...]:
+        """Requests per batch."""
+        return tuple([batch.size for batch in self.batches])
+
+    def check_integrity(self, running: Sequence[SequenceState]) -> None:
+        """Assert I2, one-in-flight per phase, and the token sums. O(running); for tests."""
+        placed: dict[RequestId, int] = {}
+        for batch in self.batches:
+            assert batch.size <= self.max_batch_size, f"batch {batch.index} holds {batch.size}"
+            assert not (batch.phase is BatchPhase.IDLE and batch.incoming), "an IDLE batch has incoming"
+            assert not (batch.phase is BatchPhase.DRAFTED and not batch.members), "an empty batch is DRAFTED"
+            everyone = [*batch.members.values(), *batch.incoming.values()]
+            for seq in everyone:
+                assert seq.request_id not in placed, f"{seq.request_id} is in two batches"
+                assert seq.batch == batch.index
+                placed[seq.request_id] = batch.index
+            assert batch.num_tokens == sum(seq.num_tokens for seq in everyone)
+        assert placed == {seq.request_id: seq.batch for seq in running}, "running and the batches differ"
+        for phase in (BatchPhase.DRAFTING, BatchPhase.VERIFYING):
+            assert sum(batch.phase is phase for batch in self.batches) <= 1, f"two batches are {phase.value}"

@@ -1,0 +1,259 @@
+"""The draft half of a round: who drafts how much, what the drafter must ingest first, and taking the result in."""
+
+from __future__ import annotations
+
+import operator
+from typing import NamedTuple
+
+from minedraft.batch import Batch
+from minedraft.memory_pressure import reserve_draft
+from minedraft.policy import PolicyError
+from minedraft.sequence import SequenceState
+from minedraft.state import SchedulerState
+from minedraft.work import DraftResult, DraftWork, WorldError, ZeroDraft
+
+# After a round the drafter lags by one committed token, or two if every draft was accepted.
+MAX_ROUTINE_INGEST = 2
+
+
+class DraftInFlight(NamedTuple):
+    """A submitted draft work and whom it is for."""
+
+    work: DraftWork
+    seqs: tuple[SequenceState, ...]
+
+
+class _Entries:
+    """Columns of a draft work under construction."""
+
+    __slots__ = ("drafts", "new", "seqs", "starts")
+
+    def __init__(self) -> None:
+        self.seqs: list[SequenceState] = []
+        self.starts: list[int] = []
+        self.new: list[int] = []
+        self.drafts: list[int] = []
+
+    def add(self, seq: SequenceState, start: int, num_new: int, num_draft: int) -> None:
+        self.seqs.append(seq)
+        self.starts.append(start)
+        self.new.append(num_new)
+        self.drafts.append(num_draft)
+
+
+def can_draft(seq: SequenceState) -> bool:
+    """Whether a sequence could use drafts in this round: decoding, opted in, and not at its length limit."""
+    return (
+        seq.max_draft > 0
+        and seq.num_tokens - seq.num_computed == 1
+        and seq.num_tokens + 2 <= seq.draft_limit  # k = 1 and the bonus token
+    )
+
+
+def mark_undrafted(batch: Batch, cause: ZeroDraft) -> None:
+    """Give every member k = 0 for this round; `cause` is for those who could have drafted."""
+    for seq in batch.members.values():
+        seq.zero_cause = cause if can_draft(seq) else _standing_cause(seq)
+
+
+def _standing_cause(seq: SequenceState) -> ZeroDraft:
+    if seq.num_tokens - seq.num_computed > 1:
+        return ZeroDraft.PREFILL
+    return ZeroDraft.LENGTH_LIMIT if seq.max_draft else seq.no_draft_cause
+
+
+def build_draft(state: SchedulerState, batch: Batch, work_id: int, verifier_free: bool) -> DraftInFlight | None:
+    """Plan the draft half of a batch's round and make the work for it.
+
+    Decoding members get their k; members still computing their prompt have theirs ingested by the drafter meanwhile.
+
+    Args:
+        state: the scheduler's state; the drafter is there and free.
+        batch: an IDLE batch with members.
+        work_id: for the work.
+        verifier_free: the target waits; then a batch that has only prompts to ingest goes straight to it.
+
+    Returns:
+        The work, or None if there is nothing to do for the drafter in this round.
+
+    Raises:
+        PolicyError: an illegal draft length or victim.
+    """
+    decodes: list[SequenceState] = []
+    prefills: list[SequenceState] = []
+    for seq in batch.members.values():
+        (decodes if seq.num_tokens - seq.num_computed == 1 else prefills).append(seq)
+    entries = _Entries()
+    bulk = max(0, state.config.draft_budget - MAX_ROUTINE_INGEST * len(decodes))
+    bulk = _plan_decodes(state, batch, decodes, prefills, entries, bulk)
+    if not entries.seqs and verifier_free:
+        for seq in prefills:
+            seq.zero_cause = ZeroDraft.PREFILL
+        return None
+    _plan_prefills(batch, prefills, entries, bulk)
+    if not entries.seqs:
+        return None
+    return _make_work(state, batch, work_id, entries)
+
+
+def _plan_decodes(
+    state: SchedulerState,
+    batch: Batch,
+    decodes: list[SequenceState],
+    prefills: list[SequenceState],
+    entries: _Entries,
+    bulk: int,
+) -> int:
+    """Add the decoding members; returns what is left of the budget for bulk ingestion.
+
+    This loop runs for every request of every round: it is written out flat, and whatever is rare is called.
+    """
+    choose = state.policies.draft_length.num_draft_tokens
+    index, batch_view, load = batch.index, batch.view, state.load
+    spare = _draft_allowance(state, decodes, prefills)
+    for seq in decodes:
+        if seq.batch != index:  # it gave way to one before it
+            continue
+        num_tokens = seq.num_tokens
+        num_draft = seq.draft_limit - num_tokens - 1
+        if seq.max_draft < num_draft:
+            num_draft = seq.max_draft
+        if num_draft <= 0:
+            seq.zero_cause = _standing_cause(seq)
+            continue
+        try:
+            wanted = choose(seq.view, batch_view, load)
+        except Exception as error:
+            raise PolicyError(f"draft_length policy failed on {seq.request_id!r}: {error}") from error
+        if type(wanted) is not int or wanted < 0:
+            wanted = _checked_length(seq, wanted)
+        if wanted < num_draft:
+            num_draft = wanted
+        if spare < num_draft:
+            num_draft = spare
+        if not num_draft:
+            seq.zero_cause = ZeroDraft.TOKEN_BUDGET if wanted else ZeroDraft.POLICY
+            continue
+        if num_tokens + num_draft - 1 > seq.draft_capacity:
+            num_draft = _fit_draft_kv(state, seq, num_draft, entries.seqs)
+            if seq.draft_capacity < num_tokens:
+                continue
+        start = seq.num_draft_computed
+        if start >= num_tokens:  # the last token must be fed again to draft from it
+            start = num_tokens - 1
+        num_new = num_tokens - start
+        if num_new > MAX_ROUTINE_INGEST:
+            num_new, num_draft = _ingest_in_bulk(seq, num_new, num_draft, bulk)
+            bulk -= num_new
+            if not num_new:
+                continue
+        spare -= num_draft
+        entries.add(seq, start, num_new, num_draft)
+    return bulk
+
+
+def _ingest_in_bulk(seq: SequenceState, num_new: int, num_draft: int, bulk: int) -> tuple[int, int]:
+    """Tokens to ingest and to draft for a drafter that lags far behind: all and k, or what the budget allows and 0."""
+    if num_new <= bulk:
+        return num_new, num_draft
+    seq.zero_cause = ZeroDraft.CATCH_UP
+    return bulk, 0
+
+
+def _checked_length(seq: SequenceState, wanted: object) -> int:
+    """An answer of the draft-length policy that is not a plain int >= 0."""
+    try:
+        count = operator.index(wanted)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise PolicyError(f"draft_length policy wants {wanted!r} drafts for {seq.request_id!r}") from error
+    if count < 0:
+        raise PolicyError(f"draft_length policy wants {count} drafts for {seq.request_id!r}; must be >= 0")
+    return count
+
+
+def _draft_allowance(state: SchedulerState, decodes: list[SequenceState], prefills: list[SequenceState]) -> int:
+    """Drafts that the step's token budget has room for, with half of it kept for prompts that wait to be computed."""
+    budget = state.config.max_num_batched_tokens
+    reserved = 0
+    if prefills:
+        remaining = sum(seq.num_tokens - seq.num_computed for seq in prefills)
+        reserved = max(len(prefills), min(remaining, budget // 2))
+    return max(0, budget - len(decodes) - reserved)
+
+
+def _fit_draft_kv(state: SchedulerState, seq: SequenceState, num_draft: int, placed: list[SequenceState]) -> int:
+    """Room for the drafts in the draft pool (the last draft's KV is never written); shortens k if need be."""
+    needed = seq.num_tokens + num_draft - 1
+    capacity = reserve_draft(state, seq, needed, [*placed, seq])
+    if capacity >= needed:
+        return num_draft
+    if capacity < seq.num_tokens:
+        capacity = reserve_draft(state, seq, seq.num_tokens, [*placed, seq])
+    num_draft = min(num_draft, max(0, capacity - seq.num_tokens + 1))
+    if not num_draft:
+        seq.zero_cause = ZeroDraft.DRAFT_KV
+    return num_draft
+
+
+def _plan_prefills(batch: Batch, prefills: list[SequenceState], entries: _Entries, bulk: int) -> None:
+    """Let the drafter ingest prompts while the target has yet to compute them."""
+    for seq in prefills:
+        seq.zero_cause = ZeroDraft.PREFILL
+        num_new = min(seq.num_tokens - seq.num_draft_computed, bulk)
+        if num_new > 0 and seq.max_draft and seq.batch == batch.index and seq.draft_capacity >= seq.num_tokens:
+            bulk -= num_new
+            entries.add(seq, seq.num_draft_computed, num_new, 0)
+
+
+def _make_work(state: SchedulerState, batch: Batch, work_id: int, entries: _Entries) -> DraftInFlight:
+    seqs = entries.seqs
+    for seq in seqs:
+        seq.drafting = True
+    work = DraftWork(
+        work_id,
+        batch.index,
+        tuple([seq.request_id for seq in seqs]),
+        tuple([seq.incarnation for seq in seqs]),
+        tuple([seq.round for seq in seqs]),
+        tuple(entries.starts),
+        tuple(entries.new),
+        tuple(entries.drafts),
+        tuple(state.draft_freed),
+    )
+    state.draft_freed.clear()
+    return DraftInFlight(work, tuple(seqs))
+
+
+def apply_draft(in_flight: DraftInFlight, result: DraftResult) -> None:
+    """Take a finished draft work in; entries whose sequence left or lost its draft KV meanwhile change nothing.
+
+    Raises:
+        WorldError: the result doesn't fit the work.
+    """
+    work, seqs = in_flight
+    drafted, probs = result.num_drafted, result.probs
+    if len(drafted) != len(seqs) or (probs is not None and len(probs) != len(seqs)):
+        raise WorldError(f"draft work {work.work_id} has {len(seqs)} entries, its result {len(drafted)}")
+    columns = zip(seqs, work.incarnations, work.num_computed, work.num_new, work.num_draft, drafted, strict=True)
+    for i, (seq, incarnation, num_computed, num_new, wanted, count) in enumerate(columns):
+        if not 0 <= count <= wanted:
+            raise WorldError(f"draft work {work.work_id}: {count} drafts for {seq.request_id!r}, asked for {wanted}")
+        if seq.incarnation != incarnation or not seq.drafting:
+            continue
+        seq.drafting = False
+        seq.num_draft_computed = num_computed + num_new
+        if count:
+            seq.num_drafted = seq.num_selected = count
+            if probs is not None:
+                seq.probs = probs[i]
+        elif wanted:
+            seq.zero_cause = ZeroDraft.DRAFT_FAILED
+
+
+def cancel_draft(in_flight: DraftInFlight, cause: ZeroDraft) -> None:
+    """The work came to nothing: its sequences go on without drafts."""
+    for seq, incarnation in zip(in_flight.seqs, in_flight.work.incarnations, strict=True):
+        if seq.incarnation == incarnation and seq.drafting:
+            seq.drafting = False
+            if seq.zero_cause is not ZeroDraft.PREFILL:
+                seq.zero_cause = cause

@@ -1,0 +1,53 @@
+"""The one loop: submit what the scheduler wants, wait for what happens next, tell the scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from minedraft.backend import Backend
+from minedraft.request import RequestOutput
+from minedraft.scheduler import Scheduler
+
+
+class Engine:
+    """Drives a `Scheduler` against a `Backend` until nothing will ever happen again.
+
+    The same object serves every world that does not own its loop; vLLM, which does, calls the scheduler's two
+    verbs itself.
+    """
+
+    def __init__(self, scheduler: Scheduler, backend: Backend) -> None:
+        self.scheduler = scheduler
+        self.backend = backend
+
+    def step(self) -> list[RequestOutput] | None:
+        """One turn of the loop.
+
+        Returns:
+            The requests that ended in this turn; None when nothing will ever happen again.
+
+        Raises:
+            WorldError: the backend broke the contract of the seam.
+            PolicyError: a policy returned an illegal decision.
+        """
+        backend = self.backend
+        for work in self.scheduler.schedule(backend.now()):
+            backend.submit(work)
+        event = backend.next_event()
+        if event is None:
+            return None
+        outputs = self.scheduler.update(event, backend.now())
+        while backend.ready():
+            event = backend.next_event()
+            assert event is not None, "a backend was ready, but had no event"
+            outputs += self.scheduler.update(event, backend.now())
+        return outputs
+
+    def outputs(self) -> Iterator[RequestOutput]:
+        """Run, yielding every request as it ends."""
+        while (ended := self.step()) is not None:
+            yield from ended
+
+    def run(self) -> list[RequestOutput]:
+        """Run to the end; all requests' outputs in the order in which they ended."""
+        return list(self.outputs())

@@ -1,0 +1,106 @@
+"""The scheduler's limits: plain numbers, checked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from minedraft.kv_cache import blocks_for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Limits that hold for the whole run.
+
+    Attributes:
+        num_batches: sub-batches in `psd` mode, at least 2 there; `ar` and `sd` use the first one only.
+        max_batch_size: requests per sub-batch, which is the number of rows that one verification may have (m).
+        max_num_seqs: running requests in all; None means every sub-batch full.
+        num_speculative_tokens: largest k.
+        max_num_batched_tokens: token budget of one verification, drafts and prompt chunks included.
+        max_num_draft_batched_tokens: committed tokens that the drafter may ingest in one work; None means the same.
+        draft_capacity: drafts that one verification may carry, for selection policies; None means no bound.
+        max_model_len: the target's context in tokens; None means what the target pool can hold.
+        draft_max_model_len: the draft model's context; None means the target's. Beyond it a request is not drafted.
+        block_size: tokens per KV block, in both pools.
+        num_target_blocks: size of the target's pool.
+        num_draft_blocks: size of the drafter's pool; 0 means that there is no drafter.
+        kv_watermark: share of the target's pool that admission leaves free while anything runs.
+        max_verify_failures: a batch whose verification fails this often in a row ends with an error.
+
+    Raises:
+        ValueError: a number is out of range; the message names the field and the remedy.
+    """
+
+    num_batches: int = 2
+    max_batch_size: int = 16
+    max_num_seqs: int | None = None
+    num_speculative_tokens: int = 4
+    max_num_batched_tokens: int = 8192
+    max_num_draft_batched_tokens: int | None = None
+    draft_capacity: int | None = None
+    max_model_len: int | None = None
+    draft_max_model_len: int | None = None
+    block_size: int = 16
+    num_target_blocks: int = 65536
+    num_draft_blocks: int = 65536
+    kv_watermark: float = 0.01
+    max_verify_failures: int = 3
+    # Derived once, so that the hot path reads plain attributes.
+    model_len: int = field(init=False, repr=False, default=0)
+    draft_len: int = field(init=False, repr=False, default=0)
+    draft_budget: int = field(init=False, repr=False, default=0)
+    running_limit: int = field(init=False, repr=False, default=0)
+    watermark_blocks: int = field(init=False, repr=False, default=0)
+
+    def __post_init__(self) -> None:
+        self._check_ranges()
+        pool_tokens = self.num_target_blocks * self.block_size
+        model_len = pool_tokens if self.max_model_len is None else self.max_model_len
+        needed = blocks_for(model_len, self.block_size)
+        if needed > self.num_target_blocks:
+            raise ValueError(
+                f"num_target_blocks is {self.num_target_blocks}, but one request of max_model_len {model_len} needs "
+                f"{needed} blocks of {self.block_size}: raise num_target_blocks or lower max_model_len"
+            )
+        draft_budget = self.max_num_draft_batched_tokens or self.max_num_batched_tokens
+        if self.num_draft_blocks and draft_budget < 2 * self.max_batch_size:
+            raise ValueError(
+                f"max_num_draft_batched_tokens is {draft_budget}, must be >= 2 * max_batch_size "
+                f"({2 * self.max_batch_size}), which a full batch ingests in a round"
+            )
+        self._derive("model_len", model_len)
+        self._derive("draft_len", min(model_len, self.draft_max_model_len or model_len))
+        self._derive("draft_budget", draft_budget)
+        self._derive("running_limit", self.max_num_seqs or self.num_batches * self.max_batch_size)
+        self._derive("watermark_blocks", int(self.kv_watermark * self.num_target_blocks))
+
+    def _derive(self, name: str, value: int) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check_ranges(self) -> None:
+        least = {
+            "num_batches": 1,
+            "max_batch_size": 1,
+            "max_num_seqs": 1,
+            "num_speculative_tokens": 0,
+            "max_num_batched_tokens": 1,
+            "max_num_draft_batched_tokens": 1,
+            "draft_capacity": 0,
+            "max_model_len": 2,
+            "draft_max_model_len": 1,
+            "block_size": 1,
+            "num_target_blocks": 1,
+            "num_draft_blocks": 0,
+            "max_verify_failures": 1,
+        }
+        for name, low in least.items():
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise ValueError(f"{name} is {value}, must be >= {low}")
+        if not 0 <= self.kv_watermark < 1:
+            raise ValueError(f"kv_watermark is {self.kv_watermark}, must be in [0, 1)")
+        if self.max_num_batched_tokens < self.max_batch_size:
+            raise ValueError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}, must be >= max_batch_size "
+                f"({self.max_batch_size}): every running request needs one token per verification"
+            )

@@ -1,0 +1,289 @@
+"""The scheduler's state, and the few transitions that keep it whole: admit, preempt, drop draft KV, finish.
+
+Law of this file: every change of membership, KV ownership or status goes through here, so that the invariants I1, I2,
+I6 and I8 can be read off one page.
+"""
+
+from __future__ import annotations
+
+from minedraft.batch import BatchManager, BatchPhase
+from minedraft.kv_cache import KVPool, blocks_for
+from minedraft.policy import Mode, Policies, PolicyError, PreemptionMode
+from minedraft.request import FinishReason, Request, RequestId, RequestOutput, SequenceStatus
+from minedraft.scheduler_config import SchedulerConfig
+from minedraft.sequence import NO_INCARNATION, SequenceState
+from minedraft.waiting import Rank, WaitingQueue
+from minedraft.work import WorldError, ZeroDraft
+
+
+class SchedulerState:
+    """Everything that the scheduler knows.
+
+    Attributes:
+        sequences: all that are alive, waiting or running, by id.
+        running: members of the sub-batches, in order of admission.
+        target_freed: (id, incarnation) pairs whose target KV the world has yet to be told to drop.
+        draft_freed: the same for the drafter.
+        num_rounds: per-request verifications that carried drafts, over all requests.
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, policies: Policies, target_pool: KVPool, draft_pool: KVPool | None
+    ) -> None:
+        self.config = config
+        self.policies = policies
+        self.target_pool = target_pool
+        self.draft_pool = draft_pool
+        self.batches = BatchManager(config.num_batches, config.max_batch_size)
+        self.waiting = WaitingQueue()
+        self.sequences: dict[RequestId, SequenceState] = {}
+        self.running: dict[RequestId, SequenceState] = {}
+        self.target_freed: list[tuple[RequestId, int]] = []
+        self.draft_freed: list[tuple[RequestId, int]] = []
+        self.mode = Mode.AR
+        self.speculating = False
+        self.num_active_batches = 1
+        self.drafter_up = draft_pool is not None
+        self.now_s = 0.0
+        self.num_arrived = 0
+        self.num_finished = 0
+        self.num_victims = 0
+        self.num_rounds = 0
+        self.num_draft_tokens = 0
+        self.num_accepted_tokens = 0
+        self._next_incarnation = 0
+        self.load = Load(self)
+
+    def set_mode(self, mode: Mode) -> None:
+        """Put a mode in force; batches that it has no use for are emptied at their IDLE moments."""
+        if mode is Mode.PSD and self.config.num_batches < 2:
+            raise PolicyError(f"mode policy chose psd, but num_batches is {self.config.num_batches}")
+        if mode is not Mode.AR and self.draft_pool is None:
+            raise PolicyError(f"mode policy chose {mode}, but num_draft_blocks is 0")
+        self.mode = mode
+        self.speculating = mode is not Mode.AR
+        self.num_active_batches = self.config.num_batches if mode is Mode.PSD else 1
+
+    def add(self, request: Request) -> RequestOutput | None:
+        """Take a new request in; returns an output only if it is refused."""
+        if request.request_id in self.sequences:
+            raise WorldError(f"request id {request.request_id!r} is already alive")
+        self.num_arrived += 1
+        config = self.config
+        if request.prompt_len >= config.model_len:
+            self.num_finished += 1
+            detail = f"prompt_len {request.prompt_len} leaves no room for output in max_model_len {config.model_len}"
+            return RequestOutput(request.request_id, FinishReason.ERROR, request.prompt_len, 0, 0, detail)
+        seq = self._new_sequence(request)
+        self.sequences[seq.request_id] = seq
+        self.waiting.push(seq, self._rank(seq))
+        return None
+
+    def _new_sequence(self, request: Request) -> SequenceState:
+        config = self.config
+        limit = min(request.prompt_len + request.max_tokens, config.model_len)
+        draft_limit = min(limit, config.draft_len)
+        max_draft = config.num_speculative_tokens
+        cause = ZeroDraft.POLICY
+        if request.max_draft_tokens is not None:
+            max_draft = min(max_draft, request.max_draft_tokens)
+            cause = ZeroDraft.OPTED_OUT
+        if request.prompt_len + 2 > draft_limit:
+            max_draft, cause = 0, ZeroDraft.LENGTH_LIMIT
+        elif self.draft_pool is not None:
+            needed = blocks_for(request.prompt_len + 1, self.draft_pool.block_size)
+            if needed > self.draft_pool.num_blocks:
+                max_draft, cause = 0, ZeroDraft.DRAFT_KV
+        seq = SequenceState(request, self.num_arrived - 1, limit, draft_limit, max_draft)
+        seq.no_draft_cause = cause
+        return seq
+
+    def _rank(self, seq: SequenceState) -> Rank:
+        try:
+            rank = self.policies.admission.rank(seq.view)
+            values = rank if isinstance(rank, tuple) else (rank,)
+            ranked = tuple([float(value) for value in values])
+        except Exception as error:
+            raise PolicyError(f"admission policy failed on {seq.request_id!r}: {error}") from error
+        if any(value != value for value in ranked):
+            raise PolicyError(f"admission policy ranked {seq.request_id!r} as {rank}: NaN can't be ordered")
+        return ranked
+
+    def admit_waiting(self) -> None:
+        """Start waiting requests in rank order while limits, both pools and an IDLE moment allow it.
+
+        Strict order: a head that doesn't fit is waited for, nobody passes it (I15). A request starts only when its
+        whole known context fits, or it would be preempted over and over.
+        """
+        config, batches = self.config, self.batches
+        active = batches.batches[: self.num_active_batches]
+        while len(self.running) < config.running_limit and (seq := self.waiting.head()) is not None:
+            if not any(batch.phase is BatchPhase.IDLE for batch in active):
+                return
+            if not any(batch.view.has_room for batch in active) or not self._reserve_context(seq):
+                return
+            try:
+                index = self._choose_batch(seq)
+            except PolicyError:
+                self.release(seq)
+                raise
+            self.waiting.pop()
+            seq.start(self._next_incarnation)
+            self._next_incarnation += 1
+            batches.assign(seq, index)
+            self.running[seq.request_id] = seq
+
+    def _choose_batch(self, seq: SequenceState) -> int:
+        views = self.batches.views[: self.num_active_batches]
+        try:
+            index = self.policies.assignment.choose_batch(seq.view, views)
+        except Exception as error:
+            raise PolicyError(f"assignment policy failed on {seq.request_id!r}: {error}") from error
+        if type(index) is not int or not 0 <= index < len(views):
+            raise PolicyError(f"assignment policy chose batch {index!r} of {len(views)}")
+        if not views[index].has_room:
+            raise PolicyError(f"assignment policy chose batch {index}, which is full")
+        return index
+
+    def _reserve_context(self, seq: SequenceState) -> bool:
+        """Blocks for all known tokens in both pools, or in neither (I8)."""
+        pool = self.target_pool
+        spare = self.config.watermark_blocks if self.running else 0
+        if blocks_for(seq.num_tokens, pool.block_size) + spare > pool.num_free_blocks:
+            return False
+        if self._wants_draft_kv(seq):
+            assert self.draft_pool is not None
+            seq.draft_capacity = self.draft_pool.reserve(seq.request_id, seq.num_tokens)
+            if not seq.draft_capacity:
+                return False
+        seq.target_capacity = pool.reserve(seq.request_id, seq.num_tokens)
+        if not seq.target_capacity:
+            self.drop_draft_kv(seq)
+            return False
+        return True
+
+    def _wants_draft_kv(self, seq: SequenceState) -> bool:
+        """Whether to hold draft KV from the start: it will be drafted, and its context fits the draft pool at all."""
+        pool = self.draft_pool
+        if pool is None or not self.speculating or not self.drafter_up or not seq.max_draft:
+            return False
+        return blocks_for(seq.num_tokens, pool.block_size) <= pool.num_blocks
+
+    def release(self, seq: SequenceState) -> None:
+        """Give back all blocks of a sequence, and tell both groups to drop what they keep for it."""
+        self.drop_draft_kv(seq)
+        if seq.target_capacity:
+            self.target_pool.release(seq.request_id)
+            seq.target_capacity = 0
+            if seq.incarnation != NO_INCARNATION:  # else no world has ever heard of it
+                self.target_freed.append((seq.request_id, seq.incarnation))
+
+    def drop_draft_kv(self, seq: SequenceState) -> None:
+        """Give back the draft blocks of a sequence; its text is not touched."""
+        if seq.draft_capacity:
+            assert self.draft_pool is not None
+            self.draft_pool.release(seq.request_id)
+            seq.draft_capacity = 0
+            if seq.incarnation != NO_INCARNATION:
+                self.draft_freed.append((seq.request_id, seq.incarnation))
+        seq.reset_draft_kv()
+
+    def preempt(self, seq: SequenceState, mode: PreemptionMode) -> None:
+        """Take KV away from a running sequence."""
+        self.num_victims += 1
+        if mode is PreemptionMode.DROP_DRAFT_KV:
+            self.drop_draft_kv(seq)
+            return
+        self._leave(seq)
+        seq.reset_progress()
+        seq.set_status(SequenceStatus.PREEMPTED)
+        seq.num_preemptions += 1
+        self.waiting.push(seq, self._rank(seq))
+
+    def _leave(self, seq: SequenceState) -> None:
+        self.batches.remove(seq)
+        del self.running[seq.request_id]
+        self.release(seq)
+
+    def finish(self, seq: SequenceState, reason: FinishReason, detail: str = "") -> RequestOutput:
+        """End a request, wherever it is."""
+        was_running = seq.status is SequenceStatus.RUNNING
+        if was_running:
+            self._leave(seq)
+        seq.reset_progress()
+        seq.set_status(SequenceStatus.FINISHED)
+        if not was_running:
+            self.waiting.note_dead()
+        del self.sequences[seq.request_id]
+        self.num_finished += 1
+        prompt_len = seq.request.prompt_len
+        return RequestOutput(
+            seq.request_id, reason, prompt_len, seq.num_tokens - prompt_len, seq.num_preemptions, detail
+        )
+
+    def lose_drafter(self) -> None:
+        """All draft KV is gone; drafts that already arrived stay usable."""
+        self.drafter_up = False
+        for seq in self.running.values():
+            self.drop_draft_kv(seq)
+        self.draft_freed.clear()  # a new drafter starts empty
+
+
+class Load:
+    """The `LoadView` over a state."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
+
+    @property
+    def now_s(self) -> float:
+        """Time of the decision."""
+        return self._state.now_s
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait."""
+        return len(self._state.waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests in a sub-batch."""
+        return len(self._state.running)
+
+    @property
+    def mode(self) -> Mode:
+        """Mode in force."""
+        return self._state.mode
+
+    @property
+    def drafter_up(self) -> bool:
+        """Whether a drafter is there."""
+        return self._state.drafter_up
+
+    @property
+    def num_free_target_blocks(self) -> int:
+        """Free blocks of the target pool."""
+        return self._state.target_pool.num_free_blocks
+
+    @property
+    def num_free_draft_blocks(self) -> int:
+        """Free blocks of the draft pool."""
+        pool = self._state.draft_pool
+        return 0 if pool is None else pool.num_free_blocks
+
+    @property
+    def num_rounds(self) -> int:
+        """Per-request verifications that carried drafts."""
+        return self._state.num_rounds
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Drafts verified so far."""
+        return self._state.num_draft_tokens
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        """Drafts accepted so far."""
+        return self._state.num_accepted_tokens

@@ -1,0 +1,229 @@
+"""The verify half of a round: what the target computes, and committing what it accepted."""
+
+from __future__ import annotations
+
+import operator
+from typing import NamedTuple
+
+from minedraft.batch import Batch
+from minedraft.memory_pressure import reserve_target
+from minedraft.policy import Draft, PolicyError
+from minedraft.request import FinishReason, RequestOutput
+from minedraft.sequence import SequenceState
+from minedraft.state import SchedulerState
+from minedraft.work import NUM_ZERO_DRAFT_CAUSES, VerifyResult, VerifyWork, WorldError, ZeroDraft
+
+
+class VerifyInFlight(NamedTuple):
+    """A submitted verify work and whom it is for."""
+
+    work: VerifyWork
+    seqs: tuple[SequenceState, ...]
+
+
+def build_verify(state: SchedulerState, batch: Batch, work_id: int) -> VerifyInFlight | None:
+    """Make the verify work of a DRAFTED batch: decoding members first, prompt chunks with what budget is left.
+
+    Target blocks for drafts are reserved here and not before (I7).
+
+    Returns:
+        The work, or None if every member was preempted on the way.
+
+    Raises:
+        PolicyError: an illegal selection or victim.
+    """
+    _select(state, batch)
+    seqs, drafts = _place_decodes(state, batch)
+    num_new = [1] * len(seqs)
+    is_last = [True] * len(seqs)
+    if len(seqs) < len(batch.members):
+        budget = state.config.max_num_batched_tokens - len(seqs) - sum(drafts)
+        _place_prefills(batch, budget, seqs, num_new, is_last)
+        drafts += [0] * (len(seqs) - len(drafts))
+    if not seqs:
+        return None
+    work = VerifyWork(
+        work_id,
+        batch.index,
+        tuple([seq.request_id for seq in seqs]),
+        tuple([seq.incarnation for seq in seqs]),
+        tuple([seq.round for seq in seqs]),
+        tuple([seq.num_computed for seq in seqs]),
+        tuple(num_new),
+        tuple(drafts),
+        tuple(is_last),
+        _count_causes(state, seqs, drafts),
+        state.batches.sizes(),
+        tuple(state.target_freed),
+    )
+    state.target_freed.clear()
+    return VerifyInFlight(work, tuple(seqs))
+
+
+def _select(state: SchedulerState, batch: Batch) -> None:
+    """Ask the selection policy which drafts are worth verifying."""
+    policy, capacity = state.policies.selection, state.config.draft_capacity
+    if capacity is None and getattr(policy, "keeps_all", False):
+        return
+    drafts = [Draft(seq.view, seq.num_drafted, seq.probs) for seq in batch.members.values() if seq.num_drafted]
+    if not drafts:
+        return
+    total = sum(draft.num_drafted for draft in drafts)
+    capacity = total if capacity is None else min(capacity, total)
+    try:
+        kept = [operator.index(count) for count in policy.select(drafts, capacity)]
+    except Exception as error:
+        raise PolicyError(f"selection policy failed: {error}") from error
+    if len(kept) != len(drafts):
+        raise PolicyError(f"selection policy returned {len(kept)} counts for {len(drafts)} requests")
+    if sum(kept) > capacity:
+        raise PolicyError(f"selection policy kept {sum(kept)} drafts, capacity is {capacity}")
+    for draft, count in zip(drafts, kept, strict=True):
+        if not 0 <= count <= draft.num_drafted:
+            raise PolicyError(f"selection policy kept {count} of {draft.num_drafted} for {draft.seq.request_id!r}")
+    for draft, count in zip(drafts, kept, strict=True):
+        seq = state.sequences[draft.seq.request_id]
+        seq.num_selected = count
+        if not count:
+            seq.zero_cause = ZeroDraft.SELECTION
+
+
+def _place_decodes(state: SchedulerState, batch: Batch) -> tuple[list[SequenceState], list[int]]:
+    """Decoding members with the drafts that the target pool has room for."""
+    seqs: list[SequenceState] = []
+    drafts: list[int] = []
+    for seq in tuple(batch.members.values()):
+        num_tokens = seq.num_tokens
+        if num_tokens - seq.num_computed != 1:
+            continue
+        num_draft = seq.num_selected
+        if num_tokens + num_draft > seq.target_capacity:
+            if seq.batch != batch.index:  # it gave way for one before it
+                continue
+            wanted = num_draft
+            num_draft = reserve_target(state, seq, num_draft, seqs)
+            if num_draft < 0:
+                seq.clear_draft()
+                seq.round += 1
+                continue
+            if wanted and not num_draft:
+                seq.zero_cause = ZeroDraft.TARGET_KV
+        seqs.append(seq)
+        drafts.append(num_draft)
+    return seqs, drafts
+
+
+def _place_prefills(
+    batch: Batch, budget: int, seqs: list[SequenceState], num_new: list[int], is_last: list[bool]
+) -> None:
+    """Prompt chunks, oldest member first, within what is left of the token budget."""
+    for seq in batch.members.values():
+        remaining = seq.num_tokens - seq.num_computed
+        if remaining == 1:
+            continue
+        if budget <= 0:
+            return
+        chunk = min(remaining, budget)
+        assert seq.num_computed + chunk <= seq.target_capacity, seq.request_id
+        budget -= chunk
+        seqs.append(seq)
+        num_new.append(chunk)
+        is_last.append(chunk == remaining)
+
+
+def _count_causes(state: SchedulerState, seqs: list[SequenceState], drafts: list[int]) -> tuple[int, ...]:
+    counts = [0] * NUM_ZERO_DRAFT_CAUSES
+    if not state.speculating and not any(drafts):
+        counts[ZeroDraft.NO_SPECULATION] = len(seqs)
+        return tuple(counts)
+    for seq, num_draft in zip(seqs, drafts, strict=True):
+        if not num_draft:
+            counts[seq.zero_cause] += 1
+    return tuple(counts)
+
+
+def apply_verify(
+    state: SchedulerState, batch: Batch, in_flight: VerifyInFlight, result: VerifyResult
+) -> list[RequestOutput]:
+    """Commit a finished verification; entries whose sequence was aborted meanwhile change nothing.
+
+    Returns:
+        The requests that ended with it.
+
+    Raises:
+        WorldError: the result doesn't fit the work (I5).
+    """
+    work, seqs = in_flight
+    accepted, committed, reasons = result
+    if len(accepted) != len(seqs) or len(committed) != len(seqs):
+        raise WorldError(f"verify work {work.work_id} has {len(seqs)} entries, its result {len(accepted)}")
+    ended: list[tuple[SequenceState, FinishReason]] = []
+    block_size = state.target_pool.block_size
+    total = rounds = drafts = accepts = 0
+    columns = zip(seqs, work.incarnations, work.num_new, work.num_draft, work.is_last, accepted, committed, strict=True)
+    for i, (seq, incarnation, num_new, num_draft, last, num_accepted, num_committed) in enumerate(columns):
+        reason = None if reasons is None else reasons[i]
+        if num_committed != (num_accepted + 1 if last else 0) or num_accepted > num_draft or num_accepted < 0:
+            _check_cut(work, i, num_accepted, num_committed, reason)
+        if seq.incarnation != incarnation:
+            continue
+        if num_draft:
+            rounds += 1
+            drafts += num_draft
+            accepts += num_accepted
+            seq.num_rounds += 1
+            seq.num_draft_tokens += num_draft
+            seq.num_accepted_tokens += num_accepted
+        if seq.num_drafted:
+            if seq.draft_capacity:
+                _rewind_draft_kv(state, seq, num_accepted)
+            seq.num_drafted = seq.num_selected = 0
+            seq.probs = ()
+        seq.round += 1
+        seq.num_computed = computed = seq.num_computed + num_new + num_accepted
+        seq.num_tokens = num_tokens = seq.num_tokens + num_committed
+        total += num_committed
+        if num_draft > num_accepted and seq.target_capacity - computed >= block_size:
+            seq.target_capacity = state.target_pool.trim(seq.request_id, computed)
+        if reason is not None:
+            ended.append((seq, reason))
+        elif num_tokens >= seq.limit:
+            ended.append((seq, FinishReason.LENGTH))
+    batch.num_tokens += total
+    state.num_rounds += rounds
+    state.num_draft_tokens += drafts
+    state.num_accepted_tokens += accepts
+    return [state.finish(seq, reason) for seq, reason in ended]
+
+
+def _rewind_draft_kv(state: SchedulerState, seq: SequenceState, num_accepted: int) -> None:
+    """Keep the drafter's KV of the drafts that became text.
+
+    The drafter wrote KV for all drafts but the last one, so after full acceptance it lags by two tokens (I8).
+    """
+    assert state.draft_pool is not None
+    last_written = seq.num_drafted - 1
+    valid = seq.num_tokens + (num_accepted if num_accepted < last_written else last_written)
+    seq.num_draft_computed = valid
+    if seq.draft_capacity - valid >= state.draft_pool.block_size:
+        seq.draft_capacity = state.draft_pool.trim(seq.request_id, valid)
+
+
+def _check_cut(work: VerifyWork, i: int, num_accepted: int, num_committed: int, reason: FinishReason | None) -> None:
+    """A short commit is legal only where the request ended at a stop boundary."""
+    most = num_accepted + 1 if work.is_last[i] else 0
+    if 0 <= num_accepted <= work.num_draft[i] and 0 <= num_committed <= most and reason is not None:
+        return
+    raise WorldError(
+        f"verify work {work.work_id}, request {work.request_ids[i]!r}: accepted {num_accepted} of "
+        f"{work.num_draft[i]}, committed {num_committed}, finish reason {reason}"
+    )
+
+
+def cancel_verify(state: SchedulerState, in_flight: VerifyInFlight) -> None:
+    """The work came to nothing: no token counts, its drafts are used up and their blocks go back."""
+    for seq, incarnation in zip(in_flight.seqs, in_flight.work.incarnations, strict=True):
+        if seq.incarnation == incarnation:
+            seq.clear_draft()
+            seq.round += 1  # a draft made anew gets a key of its own
+            seq.target_capacity = state.target_pool.trim(seq.request_id, seq.num_tokens)

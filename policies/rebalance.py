@@ -1,0 +1,67 @@
+"""Rebalancing: which requests change sub-batch. A moved request sits out one round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+from minedraft.batch import BatchPhase, BatchView
+from minedraft.policy import Move
+
+
+class Never:
+    """The paper's rule: nobody moves. Departures can leave the batches lopsided for good."""
+
+    def moves(self, batches: Sequence[BatchView]) -> Sequence[Move]:
+        """Nothing."""
+        return ()
+
+
+def _even_out(batches: Sequence[BatchView], source: int, target: int) -> Sequence[Move]:
+    """Move the youngest members of `source` to `target` until the two differ by at most one."""
+    surplus = batches[source].num_requests - batches[target].num_requests
+    room = batches[target].max_size - batches[target].num_requests
+    count = min(surplus // 2, room)
+    if count <= 0:
+        return ()
+    members = list(batches[source].members())
+    return [Move(seq, target) for seq in islice(reversed(members), count)]
+
+
+class SplitOnEmpty:
+    """When a batch is empty, half of the largest IDLE batch moves over, so that drafting stays hidden."""
+
+    def moves(self, batches: Sequence[BatchView]) -> Sequence[Move]:
+        """A split, once an empty batch faces an IDLE one with two requests or more."""
+        empty = next((i for i, batch in enumerate(batches) if batch.num_requests == 0), None)
+        if empty is None:
+            return ()
+        idle = [i for i, batch in enumerate(batches) if batch.phase is BatchPhase.IDLE and batch.num_requests > 1]
+        if not idle:
+            return ()
+        return _even_out(batches, max(idle, key=lambda i: batches[i].num_requests), empty)
+
+
+class KeepWithin:
+    """Whenever an IDLE batch holds over `difference` more requests than the smallest, even the two out.
+
+    Args:
+        difference: tolerated difference, at least 1.
+    """
+
+    def __init__(self, difference: int = 2) -> None:
+        if difference < 1:
+            raise ValueError(f"difference is {difference}, must be >= 1")
+        self.difference = difference
+
+    def moves(self, batches: Sequence[BatchView]) -> Sequence[Move]:
+        """At most one pair of batches is evened out at a time."""
+        smallest = min(range(len(batches)), key=lambda i: batches[i].num_requests)
+        idle = [i for i, batch in enumerate(batches) if batch.phase is BatchPhase.IDLE]
+        if not idle:
+            return ()
+        largest = max(idle, key=lambda i: batches[i].num_requests)
+        gap = batches[largest].num_requests - batches[smallest].num_requests
+        if gap <= self.difference and not (batches[smallest].num_requests == 0 and gap > 1):
+            return ()
+        return _even_out(batches, largest, smallest)

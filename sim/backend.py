@@ -1,0 +1,454 @@
+"""`SimBackend`: the world in virtual time, on a SimPy environment.
+
+Pull mode: `next_event` steps the environment until something is to be reported, so time passes only there,
+and a user's own SimPy processes (a pause, a monitor) run in the same environment.
+
+**Devices.** Each device group is a first-in-first-out server for one job at a time (`Device`), and so is the
+host. It keeps its queue itself and schedules one `Timeout` with a callback per job, instead of a
+`simpy.Resource` with a process per job. Both give the same times; the cost per job, measured on one core
+(200,000 jobs, CPython 3.11, SimPy 4.1): Resource and process 13 to 17 us, a server process fed by a `Store` 7
+to 12 us, Timeout and callback 1.6 to 1.8 us. The whole world needs 6 to 10 us for a plain decoding step of 7
+requests, so a Resource would have more than doubled it. A user's process still can occupy a device: `yield
+backend.target.occupy(seconds)`.
+
+**Host time.** A `VerifyWork` holds the host for `round_overhead_s` before its device may start, and a work
+submitted while the host is busy waits behind it there (the draft that the core submits in the same instant,
+in particular). With stage times V and t and overhead o, two sub-batches on two devices then have the period
+max(V, t) + o, and one batch V + t + o: the terms of the equal-k identity Delta = (V + t + o) / (max(V, t) +
+o) - 1.
+
+**Truth.** The world knows what the core must not: how long each answer will be and which drafts will be
+accepted. It reads a request's position off the work itself (`num_computed + num_new`), so a step that failed
+or was thrown away leaves no trace.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import compress, repeat
+from operator import add, ge
+from typing import Final, NamedTuple
+
+import simpy
+
+from minedraft.request import FinishReason, RequestId
+from minedraft.sim.acceptance import AcceptanceModel
+from minedraft.sim.cost import CostModel
+from minedraft.sim.faults import Faults
+from minedraft.sim.workload import SimRequest
+from minedraft.work import (
+    DrafterLost,
+    DrafterReady,
+    DraftResult,
+    DraftWork,
+    Event,
+    RequestAborted,
+    RequestArrived,
+    VerifyResult,
+    VerifyWork,
+    Work,
+    WorkDone,
+    WorkFailed,
+)
+
+_NO_FAULTS: Final = Faults()
+
+
+class _Job:
+    """One job of a device: how long, and whom to tell.
+
+    Attributes:
+        num_arrived: requests that had arrived when the job was made; its entries are about these.
+    """
+
+    __slots__ = ("done", "duration_s", "num_arrived", "started_s", "work")
+
+    def __init__(
+        self, work: Work | None, duration_s: float, done: Callable[[_Job], None], num_arrived: int = 0
+    ) -> None:
+        self.num_arrived = num_arrived
+        self.work = work
+        self.duration_s = duration_s
+        self.done = done
+        self.started_s = math.nan
+
+
+class Device:
+    """A server for one job at a time, first in first out, never interrupted."""
+
+    def __init__(self, env: simpy.Environment) -> None:
+        self._env = env
+        self._queue: deque[_Job] = deque()
+        self._current: _Job | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a job is running."""
+        return self._current is not None
+
+    def occupy(self, duration_s: float) -> simpy.Event:
+        """Take the device for a while, behind the jobs that it already has.
+
+        Args:
+            duration_s: how long, in seconds, at least 0.
+
+        Returns:
+            An event that a SimPy process can wait for; it happens when the device is free again.
+        """
+        released = self._env.event()
+        self.submit(_Job(None, duration_s, lambda _: released.succeed()))
+        return released
+
+    def submit(self, job: _Job) -> None:
+        """Run a job, or queue it."""
+        if self._current is None:
+            self._start(job)
+        else:
+            self._queue.append(job)
+
+    def cancel(self, job: _Job) -> None:
+        """Stop or unqueue a job; it is never reported. The next one starts at once."""
+        if self._current is job:
+            self._start_next()
+        elif job in self._queue:
+            self._queue.remove(job)
+
+    def _start(self, job: _Job) -> None:
+        self._current = job
+        job.started_s = self._env.now
+        timeout = self._env.timeout(job.duration_s, job)
+        timeout.callbacks.append(self._on_timeout)
+
+    def _start_next(self) -> None:
+        if self._queue:
+            self._start(self._queue.popleft())
+        else:
+            self._current = None
+
+    def _on_timeout(self, timeout: simpy.Event) -> None:
+        job: _Job = timeout.value
+        if job is self._current:  # else it was cancelled meanwhile
+            self._start_next()
+            job.done(job)
+
+
+class _Truth(NamedTuple):
+    """What the world knows of a living request."""
+
+    prompt_len: int
+    num_output: int  # tokens at which it ends
+    stops: bool  # it stops by itself there; else the user's limit ends it
+    arrival_index: int  # in the order of arrival, from 0
+
+
+class SimBackend:
+    """A simulated world; see the module's docstring for its rules and `minedraft.backend` for the contract.
+
+    `next_event` returns None when the environment has no more events, and also as soon as the workload is
+    over, every request has ended and no work is in flight: a user's process without end doesn't keep the run
+    alive.
+
+    Args:
+        workload: requests in order of arrival, pulled one at a time as simulated time gets there.
+        cost: seconds on the device per work.
+        acceptance: how many drafts are accepted.
+        colocated: the drafter runs on the target's device, one work at a time.
+        round_overhead_s: host time per `VerifyWork`, in seconds, at least 0.
+        max_concurrency: a request arrives only while fewer than this many are in the system, as with `vllm
+            bench serve --max-concurrency`; with all requests at once it is a closed loop, in which the next
+            one arrives in the instant in which one ends. None for no limit.
+        faults: what goes wrong.
+        draft_probs: report the acceptance model's conditional rates as the drafted tokens' probabilities, for
+            selection policies: a drafter whose confidence is exactly right on average.
+        env: an environment to live in, for users with processes of their own; a new one by default. Only
+            `next_event` may step it.
+
+    Attributes:
+        env: the SimPy environment.
+        target: the target's device.
+        drafter: the drafter's device; the same object if colocated.
+        host: the host, a device too.
+
+    Raises:
+        ValueError: an argument is out of range. `next_event` raises it too: for arrivals that are not in
+            order, and for the id of a request that is still alive.
+    """
+
+    def __init__(
+        self,
+        workload: Iterable[SimRequest],
+        cost: CostModel,
+        acceptance: AcceptanceModel,
+        *,
+        colocated: bool = False,
+        round_overhead_s: float = 0.0,
+        max_concurrency: int | None = None,
+        faults: Faults = _NO_FAULTS,
+        draft_probs: bool = False,
+        env: simpy.Environment | None = None,
+    ) -> None:
+        if not 0.0 <= round_overhead_s < math.inf:
+            raise ValueError(f"round_overhead_s is {round_overhead_s}, must be finite and >= 0")
+        if max_concurrency is not None and max_concurrency < 1:
+            raise ValueError(f"max_concurrency is {max_concurrency}, must be >= 1 (or None for no limit)")
+        self.env = simpy.Environment() if env is None else env
+        self.target = Device(self.env)
+        self.drafter = self.target if colocated else Device(self.env)
+        self.host = Device(self.env)
+        self._cost = cost
+        self._acceptance = acceptance
+        self._overhead_s = round_overhead_s
+        self._draft_probs = draft_probs
+        self._events: deque[Event] = deque()
+        self._num_in_flight = 0
+        self._drafts: dict[int, _Job] = {}
+        self._num_arrived = 0
+        self._truths: dict[RequestId, _Truth] = {}
+        # Per request the num_computed + num_new with which a step without drafts yields its last token.
+        self._ends_at: dict[RequestId, int] = {}
+        self._workload = iter(workload)
+        self._head: SimRequest | None = None  # the next to arrive
+        self._head_held = False  # by max_concurrency
+        self._max_concurrency = math.inf if max_concurrency is None else max_concurrency
+        self._drafter_up = True
+        self._install(faults)
+        self._pull()
+
+    # --- the seam
+
+    def now(self) -> float:
+        """Simulated seconds."""
+        now_s: float = self.env.now
+        return now_s
+
+    def submit(self, work: Work) -> None:
+        """See `Backend`."""
+        self._num_in_flight += 1
+        if type(work) is VerifyWork:
+            job = _Job(work, self._cost.verify_s(work), self._verify_done, self._num_arrived)
+            if self._overhead_s or self.host.busy:
+                self._through_host(job, self._overhead_s)
+            else:
+                self.target.submit(job)
+        else:
+            assert type(work) is DraftWork, work
+            self._submit_draft(work)
+
+    def next_event(self) -> Event | None:
+        """See `Backend` and the class docstring."""
+        events, step = self._events, self.env.step
+        while not events:
+            if self._head is None and not self._truths and not self._num_in_flight:
+                return None
+            try:
+                step()
+            except simpy.core.EmptySchedule:
+                return None
+        return events.popleft()
+
+    def ready(self) -> bool:
+        """Whether more happens in this very instant; see `Backend`."""
+        events, env = self._events, self.env
+        while not events and env.peek() <= env.now:
+            env.step()
+        return bool(events)
+
+    def note_ended(self, request_id: RequestId) -> None:
+        """Tell the world that the core ended a request by itself; harmless if it has ended already.
+
+        The world sees most ends (stop, `max_tokens`, abort). It can't see a refusal or a model's context
+        limit: without this call such a request counts as in the system for ever, which matters to
+        `max_concurrency` and to the early end described above. Cheap enough to call for every output.
+        """
+        self._end(request_id)
+
+    # --- works
+
+    def _submit_draft(self, work: DraftWork) -> None:
+        if not self._drafter_up:
+            self._num_in_flight -= 1
+            self._events.append(WorkFailed(work.work_id, "the drafter is down"))
+            return
+        job = _Job(work, self._cost.draft_s(work), self._draft_done)
+        self._drafts[work.work_id] = job
+        if self.host.busy:
+            self._through_host(job, 0.0)
+        else:
+            self.drafter.submit(job)
+
+    def _through_host(self, job: _Job, duration_s: float) -> None:
+        self.host.submit(_Job(job.work, duration_s, lambda _: self._to_device(job)))
+
+    def _to_device(self, job: _Job) -> None:
+        work = job.work
+        if type(work) is VerifyWork:
+            self.target.submit(job)
+        elif work is not None and work.work_id in self._drafts:  # else the drafter was lost meanwhile
+            self.drafter.submit(job)
+
+    def _draft_done(self, job: _Job) -> None:
+        work = job.work
+        assert type(work) is DraftWork
+        self._num_in_flight -= 1
+        del self._drafts[work.work_id]
+        if self._draft_fails is not None and next(self._draft_fails):
+            self._events.append(WorkFailed(work.work_id, "injected draft failure"))
+            return
+        probs = None
+        if self._draft_probs:
+            rates = self._acceptance.conditional_rates
+            columns = zip(work.request_ids, work.num_draft, strict=True)
+            probs = tuple([rates(request_id, k) if k else () for request_id, k in columns])
+        self._events.append(WorkDone(work.work_id, DraftResult(work.num_draft, probs), job.started_s, self.env.now))
+
+    def _verify_done(self, job: _Job) -> None:
+        work = job.work
+        assert type(work) is VerifyWork
+        self._num_in_flight -= 1
+        if self._verify_fails is not None and next(self._verify_fails):
+            self._events.append(WorkFailed(work.work_id, "injected verify failure"))
+            return
+        make = self._draft_result if any(work.num_draft) else self._plain_result
+        result = make(work, job.num_arrived)
+        self._events.append(WorkDone(work.work_id, result, job.started_s, self.env.now))
+
+    def _plain_result(self, work: VerifyWork, num_arrived: int) -> VerifyResult:
+        """The result of a step without drafts; per entry only C loops, so that plain decoding simulates fast."""
+        is_last = work.is_last
+        num_entries = len(is_last)
+        num_accepted = (0,) * num_entries
+        num_committed = tuple(map(int, is_last)) if False in is_last else (1,) * num_entries
+        ends_at = map(self._ends_at.get, work.request_ids, repeat(math.inf))
+        ended = tuple(map(ge, map(add, work.num_computed, work.num_new), ends_at))
+        if True not in ended:
+            return VerifyResult(num_accepted, num_committed)
+        reasons: list[FinishReason | None] = [None] * num_entries
+        for i in compress(range(num_entries), ended):
+            request_id = work.request_ids[i]
+            if self._truths[request_id].arrival_index < num_arrived:
+                reasons[i] = self._finish(request_id)
+        return VerifyResult(num_accepted, num_committed, tuple(reasons) if any(reasons) else None)
+
+    def _draft_result(self, work: VerifyWork, num_arrived: int) -> VerifyResult:
+        """The result of a step with drafts."""
+        num_accepted: list[int] = []
+        num_committed: list[int] = []
+        reasons: dict[int, FinishReason | None] = {}
+        truths, draw = self._truths, self._acceptance.num_accepted
+        columns = zip(work.request_ids, work.num_computed, work.num_new, work.num_draft, work.is_last, strict=True)
+        for i, (request_id, computed, new, k, is_last) in enumerate(columns):
+            accepted, committed = 0, int(is_last)
+            truth = truths.get(request_id)
+            # The core ignores entries of somebody who was aborted while this ran. The id may be in use again.
+            if is_last and truth is not None and truth.arrival_index < num_arrived:
+                position = computed + new - truth.prompt_len
+                left = truth.num_output - position
+                if k:
+                    accepted = draw(request_id, position, k)
+                    committed = accepted + 1
+                if committed >= left:
+                    committed = left
+                    reasons[i] = self._finish(request_id)
+            num_accepted.append(accepted)
+            num_committed.append(committed)
+        finish_reasons = None
+        if any(reasons.values()):
+            finish_reasons = tuple([reasons.get(i) for i in range(len(num_accepted))])
+        return VerifyResult(tuple(num_accepted), tuple(num_committed), finish_reasons)
+
+    def _finish(self, request_id: RequestId) -> FinishReason | None:
+        """End a request that has written all it will; the user's limit is left to the core to see."""
+        stops = self._truths[request_id].stops
+        self._end(request_id)
+        return FinishReason.STOP if stops else None
+
+    # --- requests
+
+    def _pull(self) -> None:
+        """Take the next request from the workload and plan its arrival."""
+        before_s = self._head.arrival_s if self._head is not None else 0.0
+        head = self._head = next(self._workload, None)
+        if head is None:
+            return
+        if head.arrival_s < before_s:
+            raise ValueError(
+                f"workload: request {head.request_id!r} arrives at {head.arrival_s} s, before its predecessor "
+                f"at {before_s} s; sort the workload by arrival"
+            )
+        self._plan_arrival()
+
+    def _plan_arrival(self) -> None:
+        head = self._head
+        assert head is not None
+        self._head_held = len(self._truths) >= self._max_concurrency
+        if self._head_held:
+            return
+        now_s = self.env.now
+        delay_s = max(0.0, head.arrival_s - now_s)
+        if now_s + delay_s < head.arrival_s:
+            delay_s += math.ulp(head.arrival_s)  # rounding must not let anybody arrive before their time
+        self.env.timeout(delay_s, now_s).callbacks.append(self._on_arrival)
+
+    def _on_arrival(self, timeout: simpy.Event) -> None:
+        head = self._head
+        assert head is not None
+        request_id = head.request_id
+        if request_id in self._truths:
+            raise ValueError(f"workload: the id of request {request_id!r} belongs to one that is still alive")
+        num_output = min(head.output_len, head.max_tokens)
+        stops = head.output_len < head.max_tokens
+        truth = self._truths[request_id] = _Truth(head.prompt_len, num_output, stops, self._num_arrived)
+        self._ends_at[request_id] = head.prompt_len + num_output - 1
+        self._num_arrived += 1
+        planned_at_s = timeout.value
+        held_back = planned_at_s > head.arrival_s
+        self._events.append(RequestArrived(head.to_request(self.env.now if held_back else None)))
+        if head.abort_after_s is not None and head.abort_after_s < math.inf:
+            self.env.timeout(head.abort_after_s).callbacks.append(lambda _: self._abort(request_id, truth))
+        self._pull()
+
+    def _abort(self, request_id: RequestId, truth: _Truth) -> None:
+        if self._truths.get(request_id) is truth:  # else it has ended, and the id may be someone else's by now
+            self._events.append(RequestAborted(request_id))
+            self._end(request_id)
+
+    def _end(self, request_id: RequestId) -> None:
+        if self._truths.pop(request_id, None) is None:
+            return
+        del self._ends_at[request_id]
+        self._acceptance.forget(request_id)
+        if self._head_held:
+            self._plan_arrival()
+
+    # --- faults
+
+    def _install(self, faults: Faults) -> None:
+        self._draft_fails = faults.coins("drafter") if faults.draft_failure_rate else None
+        self._verify_fails = faults.coins("target") if faults.verify_failure_rate else None
+        for outage in faults.outages:
+            self._at(outage.at_s, self._lose_drafter)
+            if outage.duration_s < math.inf:
+                self._at(outage.at_s + outage.duration_s, self._regain_drafter)
+        for pause in faults.pauses:
+            device = self.target if pause.device == "target" else self.drafter
+            self._at(pause.at_s, partial(device.occupy, pause.duration_s))
+
+    def _at(self, time_s: float, action: Callable[[], object]) -> None:
+        """Do something at a time, or now if that is past."""
+        timeout = self.env.timeout(max(0.0, time_s - self.env.now))
+        timeout.callbacks.append(lambda _: action())
+
+    def _lose_drafter(self) -> None:
+        self._drafter_up = False
+        for job in self._drafts.values():
+            self.drafter.cancel(job)
+            self._num_in_flight -= 1
+        self._drafts.clear()
+        self._events.append(DrafterLost("injected outage"))
+
+    def _regain_drafter(self) -> None:
+        self._drafter_up = True
+        self._events.append(DrafterReady())

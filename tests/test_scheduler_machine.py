@@ -1,0 +1,246 @@
+"""A Hypothesis state machine over the scheduler: any order of events, drawn limits and policies, I1–I20 and E1.
+
+The world behind it (`toy_world`) has real tokens, so a wrong rewind or a reused draft fails there, and every request
+that ends must have the target's own text.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import note, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from invariants import check_state, check_work
+from toy_world import ToyDevices, ToyModel
+
+from minedraft.policy import BUILTIN, LoadView, Mode, load_policies
+from minedraft.request import FinishReason, Request, RequestOutput
+from minedraft.scheduler import Scheduler, SchedulerConfig
+from minedraft.work import (
+    DrafterLost,
+    DrafterReady,
+    DraftWork,
+    Event,
+    RequestAborted,
+    RequestArrived,
+    VerifyWork,
+    Work,
+    WorkDone,
+    WorkFailed,
+)
+
+SLOTS = ("admission", "assignment", "rebalance", "draft_length", "preemption")
+
+
+class SwitchableMode:
+    """A mode policy that the machine turns at will."""
+
+    def __init__(self, mode: Mode) -> None:
+        self.mode = mode
+
+    def choose_mode(self, load: LoadView) -> Mode:
+        return self.mode
+
+
+@st.composite
+def configs(draw: Any) -> SchedulerConfig:
+    max_batch_size = draw(st.integers(1, 4))
+    block_size = draw(st.integers(1, 4))
+    num_target_blocks = draw(st.integers(8, 24))
+    model_len = draw(st.integers(6, min(32, num_target_blocks * block_size)))
+    return SchedulerConfig(
+        num_batches=draw(st.integers(2, 3)),
+        max_batch_size=max_batch_size,
+        max_num_seqs=draw(st.none() | st.integers(1, 8)),
+        num_speculative_tokens=draw(st.integers(0, 5)),
+        max_num_batched_tokens=draw(st.integers(max_batch_size, max_batch_size + 12)),
+        max_num_draft_batched_tokens=draw(st.integers(2 * max_batch_size, 2 * max_batch_size + 12)),
+        draft_capacity=draw(st.none() | st.integers(0, 10)),
+        max_model_len=model_len,
+        draft_max_model_len=draw(st.none() | st.integers(2, model_len)),
+        block_size=block_size,
+        num_target_blocks=num_target_blocks,
+        num_draft_blocks=draw(st.integers(1, 24)),
+        kv_watermark=draw(st.sampled_from([0.0, 0.1])),
+    )
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Events in any order; the scheduler answers each with works that the toy world checks."""
+
+    @initialize(
+        config=configs(),
+        names=st.fixed_dictionaries({slot: st.sampled_from(sorted(BUILTIN[slot])) for slot in SLOTS}),
+        mode=st.sampled_from(list(Mode)),
+        model=st.builds(ToyModel, st.integers(0, 99), st.sampled_from([0, 60, 100]), st.booleans()),
+    )
+    def start(self, config: SchedulerConfig, names: dict[str, str], mode: Mode, model: ToyModel) -> None:
+        policies = load_policies(names)
+        self.mode = SwitchableMode(mode)
+        policies = type(policies)(**{slot: getattr(policies, slot) for slot in (*SLOTS, "selection")}, mode=self.mode)
+        self.scheduler = Scheduler(config, policies)
+        self.devices = ToyDevices(model, config.model_len)
+        self.now_s = 0.0
+        self.num_ids = 0
+        self.ended: dict[str, RequestOutput] = {}
+        self.everybody: dict[str, Request] = {}
+        self.in_flight: dict[type, tuple[Work, Any]] = {}
+        self.late: list[tuple[Work, Any]] = []
+        self.drafter_up = True
+        self.verify_failures = 0
+
+    # ------------------------------------------------------------------ plumbing
+
+    def feed(self, event: Event) -> None:
+        self.now_s += 1.0
+        before = {r: len(text) for r, text in self.devices.text.items()}
+        for output in self.scheduler.update(event, self.now_s):
+            self.check_output(output)
+        for request_id, size in before.items():  # I5: nothing is ever retracted
+            assert len(self.devices.text.get(request_id, [0] * size)) >= size
+        self.drive()
+
+    def drive(self) -> None:
+        self.take(self.scheduler.schedule(self.now_s))
+        check_state(self.scheduler)
+        self.take(self.scheduler.schedule(self.now_s))  # asking twice is allowed at any time
+        check_state(self.scheduler)
+
+    def take(self, works: list[Work]) -> None:
+        for work in works:
+            note(f"  -> {work}")
+            kind = type(work)
+            assert kind not in self.in_flight, "two works in flight for one device group"
+            check_work(self.scheduler, work)
+            if isinstance(work, VerifyWork) and DraftWork in self.in_flight:  # I3 across the two groups
+                drafting = self.in_flight[DraftWork][0]
+                pairs = set(zip(drafting.request_ids, drafting.incarnations, strict=True))
+                assert not pairs & set(zip(work.request_ids, work.incarnations, strict=True))
+            self.in_flight[kind] = (work, self.devices.execute(work))
+
+    def check_output(self, output: RequestOutput) -> None:
+        request = self.everybody[output.request_id]
+        self.ended[output.request_id] = output
+        if output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+            text = self.devices.finished.pop(output.request_id)
+            assert len(text) == output.num_output_tokens
+            assert text == self.devices.model.plain_decode(request, self.devices.max_model_len)  # E1
+        self.devices.forget(output.request_id)
+
+    # --------------------------------------------------------------------- rules
+
+    @rule(
+        prompt_len=st.integers(1, 14),
+        max_tokens=st.integers(1, 12),
+        priority=st.integers(0, 2),
+        max_draft=st.none() | st.integers(0, 3),
+        reuse=st.booleans(),
+    )
+    def arrive(self, prompt_len: int, max_tokens: int, priority: int, max_draft: int | None, reuse: bool) -> None:
+        free = [request_id for request_id in self.ended if request_id not in self.devices.text]
+        if reuse and free:
+            request_id = free[-1]
+        else:
+            self.num_ids += 1
+            request_id = f"r{self.num_ids}"
+        request = Request(request_id, prompt_len, max_tokens, self.now_s, priority, max_draft)
+        self.everybody[request_id] = request
+        self.devices.arrive(request)
+        self.feed(RequestArrived(request))
+
+    @precondition(lambda self: self.devices.text)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.devices.text)))
+        self.feed(RequestAborted(request_id))
+        assert self.ended[request_id].finish_reason is FinishReason.ABORT
+
+    @rule()
+    def abort_unknown(self) -> None:
+        self.feed(RequestAborted("nobody"))
+
+    @precondition(lambda self: DraftWork in self.in_flight)
+    @rule()
+    def complete_draft(self) -> None:
+        work, result = self.in_flight.pop(DraftWork)
+        self.feed(WorkDone(work.work_id, result, self.now_s, self.now_s))
+
+    @precondition(lambda self: VerifyWork in self.in_flight)
+    @rule()
+    def complete_verify(self) -> None:
+        work, result = self.in_flight.pop(VerifyWork)
+        self.devices.deliver(work)
+        self.verify_failures = 0
+        self.feed(WorkDone(work.work_id, result, self.now_s, self.now_s))
+
+    @precondition(lambda self: DraftWork in self.in_flight)
+    @rule()
+    def fail_draft(self) -> None:
+        work, _ = self.in_flight.pop(DraftWork)
+        self.feed(WorkFailed(work.work_id, "drawn"))
+
+    @precondition(lambda self: VerifyWork in self.in_flight)
+    @rule()
+    def fail_verify(self) -> None:
+        work, _ = self.in_flight.pop(VerifyWork)
+        self.devices.drop(work)
+        self.feed(WorkFailed(work.work_id, "drawn"))
+
+    @precondition(lambda self: self.drafter_up)
+    @rule()
+    def lose_drafter(self) -> None:
+        self.drafter_up = False
+        if DraftWork in self.in_flight:
+            self.late.append(self.in_flight.pop(DraftWork))
+        self.devices.lose_drafter()
+        self.feed(DrafterLost("drawn"))
+
+    @precondition(lambda self: not self.drafter_up)
+    @rule()
+    def drafter_back(self) -> None:
+        self.drafter_up = True
+        self.feed(DrafterReady())
+
+    @precondition(lambda self: self.late)
+    @rule()
+    def late_result(self) -> None:
+        """A result that the dead drafter still sent changes nothing (I4)."""
+        work, result = self.late.pop()
+        self.feed(WorkDone(work.work_id, result, self.now_s, self.now_s))
+
+    @rule(mode=st.sampled_from(list(Mode)))
+    def switch_mode(self, mode: Mode) -> None:
+        self.mode.mode = mode
+        self.now_s += 1.0
+        self.drive()
+
+    @invariant()
+    def whole(self) -> None:
+        if hasattr(self, "scheduler"):
+            check_state(self.scheduler)
+
+    def teardown(self) -> None:
+        """I18, I19, I20: whatever happened, what is left drains when works complete."""
+        if not hasattr(self, "scheduler"):
+            return
+        work_left = sum(r.prompt_len + r.max_tokens for r in self.everybody.values())
+        num_alive = len(self.devices.text)
+        for _ in range(20 + 8 * work_left * (1 + num_alive)):
+            if VerifyWork in self.in_flight:
+                self.complete_verify()
+            elif DraftWork in self.in_flight:
+                self.complete_draft()
+            else:
+                break
+        assert not self.devices.text, "a finite load did not drain"
+        assert set(self.ended) == set(self.everybody)
+        state = self.scheduler.state
+        assert state.target_pool.num_free_blocks == state.target_pool.num_blocks
+        assert state.draft_pool is not None
+        assert state.draft_pool.num_free_blocks == state.draft_pool.num_blocks
+        assert not state.batches.batches[0].num_tokens
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(settings.default, stateful_step_count=60)

@@ -252,8 +252,9 @@ def apply_draft(in_flight: DraftInFlight, result: DraftResult) -> None:
 
 def cancel_draft(in_flight: DraftInFlight, cause: ZeroDraft) -> None:
     """The work came to nothing: its sequences go on without drafts."""
-    for seq, incarnation in zip(in_flight.seqs, in_flight.work.incarnations, strict=True):
+    work = in_flight.work
+    for seq, incarnation, wanted in zip(in_flight.seqs, work.incarnations, work.num_draft, strict=True):
         if seq.incarnation == incarnation and seq.drafting:
             seq.drafting = False
-            if seq.zero_cause is not ZeroDraft.PREFILL:
+            if wanted:
                 seq.zero_cause = cause

@@ -123,6 +123,7 @@ def _place_prefills(
             continue
         if budget <= 0:
             return
+        seq.zero_cause = ZeroDraft.PREFILL
         chunk = min(remaining, budget)
         assert seq.num_computed + chunk <= seq.target_capacity, seq.request_id
         budget -= chunk

@@ -38,9 +38,9 @@ class ByBatchSize:
     """
 
     def __init__(self, table: str | Sequence[Sequence[int]] = ((8, 5), (16, 4), (32, 3), (64, 1))) -> None:
-        if isinstance(table, str):
+        if isinstance(table, str | int):  # an option such as table=8 is read as a number
             try:
-                table = [[int(part) for part in row.split(":")] for row in table.split("/")]
+                table = [[int(part) for part in row.split(":")] for row in str(table).split("/")]
             except ValueError:
                 raise ValueError(f"table is {table!r}: write it as size:k/size:k, for example 8:5/16:3") from None
         rows = [tuple(row) for row in table]

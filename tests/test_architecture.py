@@ -16,11 +16,17 @@ PACKAGES = ("minedraft", "sim", "backends", "policies")
 def sources() -> list[Path]:
     found = []
     for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            # minedraft/{sim,backends,policies} are links to the folders that are walked by themselves.
-            if not any(parent.is_symlink() for parent in path.parents if parent != ROOT and ROOT in parent.parents):
-                found.append(path)
+        # minedraft/{sim,backends,policies} are links to folders that are walked by themselves.
+        paths = sorted((ROOT / package).rglob("*.py"))
+        found += [path for path in paths if not any(parent.is_symlink() for parent in path.parents)]
     return found
+
+
+def is_deferred(node: ast.AST) -> bool:
+    """Whether importing the file doesn't run this part."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        return True
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
 
 
 def imports(tree: ast.AST, *, top_level_only: bool = False) -> list[str]:
@@ -34,11 +40,7 @@ def imports(tree: ast.AST, *, top_level_only: bool = False) -> list[str]:
             elif isinstance(child, ast.ImportFrom):
                 found.append("." * child.level + (child.module or ""))
                 found.extend(f"{child.module}.{alias.name}" for alias in child.names)
-            elif top_level_only and isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-                continue
-            elif top_level_only and isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-                continue
-            else:
+            elif not (top_level_only and is_deferred(child)):
                 visit(child)
 
     visit(tree)

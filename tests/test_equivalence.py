@@ -45,7 +45,9 @@ def make_scheduler(mode: str, names: dict[str, str] | None = None, **limits: int
     return Scheduler(config, load_policies({**(names or {}), "mode": f"fixed,mode={mode}"}))
 
 
-def texts(scheduler: Scheduler, model: ToyModel, requests: list[tuple[int, Request]], seed: int = 0) -> dict[str, list[int]]:
+def texts(
+    scheduler: Scheduler, model: ToyModel, requests: list[tuple[int, Request]], seed: int = 0
+) -> dict[str, list[int]]:
     devices = ToyDevices(model, MODEL_LEN)
     outputs = Engine(scheduler, ToyBackend(requests, devices, seed)).run()
     assert {output.request_id for output in outputs} == {request.request_id for _, request in requests}

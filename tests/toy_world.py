@@ -44,9 +44,9 @@ class ToyModel:
 
     def target(self, context: list[int]) -> int:
         token = _hash(self.seed, context[-4:], len(context)) % (4 * VOCAB)
-        if token == EOS and not self.use_eos:
-            token += 1
-        return token % VOCAB if token else EOS
+        if token == EOS and self.use_eos:
+            return EOS
+        return 1 + token % (VOCAB - 1)
 
     def drafter(self, context: list[int]) -> int:
         token = self.target(context)

@@ -14,13 +14,13 @@ from minedraft.request import RequestId
 from minedraft.sequence import NO_BATCH, SequenceState, SequenceView
 
 
-class BatchPhase(enum.Enum):
-    """What is being done for a sub-batch."""
+class BatchPhase(enum.IntEnum):
+    """What is being done for a sub-batch. An IntEnum, since those hash at C speed."""
 
-    IDLE = "idle"
-    DRAFTING = "drafting"
-    DRAFTED = "drafted"
-    VERIFYING = "verifying"
+    IDLE = 0
+    DRAFTING = 1
+    DRAFTED = 2
+    VERIFYING = 3
 
 
 LEGAL_PHASES: Final[dict[BatchPhase, tuple[BatchPhase, ...]]] = {
@@ -84,7 +84,7 @@ class BatchView:
         self.max_size = max_size
 
     def __repr__(self) -> str:
-        return f"<batch {self.index} {self.phase.value} size={self.num_requests}>"
+        return f"<batch {self.index} {self.phase.name} size={self.num_requests}>"
 
     @property
     def index(self) -> int:
@@ -161,11 +161,13 @@ class BatchManager:
         if not batch.members and batch.phase is BatchPhase.DRAFTED:
             self.set_phase(batch, BatchPhase.IDLE)
 
-    def move(self, seq: SequenceState, index: int) -> None:
-        """Move a member of an IDLE batch to another batch."""
-        assert self.batches[seq.batch].phase is BatchPhase.IDLE
-        self.remove(seq)
-        self.assign(seq, index)
+    def move(self, moves: Sequence[tuple[SequenceState, int]]) -> None:
+        """Move members of IDLE batches to other batches, all at once: two full batches may trade members."""
+        for seq, _ in moves:
+            assert self.batches[seq.batch].phase is BatchPhase.IDLE
+            self.remove(seq)
+        for seq, index in moves:
+            self.assign(seq, index)
 
     def longest_in(self, phase: BatchPhase) -> Batch | None:
         """The non-empty batch that has been in `phase` for the longest time."""
@@ -174,6 +176,14 @@ class BatchManager:
             if batch.phase is phase and batch.members and (best is None or batch.phase_stamp < best.phase_stamp):
                 best = batch
         return best
+
+    def is_open(self, num_active: int) -> bool:
+        """Whether some of the first `num_active` batches is IDLE and some, not necessarily the same, has room."""
+        idle = room = False
+        for batch in self.batches[:num_active]:
+            idle = idle or batch.phase is BatchPhase.IDLE
+            room = room or len(batch.members) + len(batch.incoming) < self.max_batch_size
+        return idle and room
 
     def sizes(self) -> tuple[int, ...]:
         """Requests per batch."""
@@ -194,4 +204,4 @@ class BatchManager:
             assert batch.num_tokens == sum(seq.num_tokens for seq in everyone)
         assert placed == {seq.request_id: seq.batch for seq in running}, "running and the batches differ"
         for phase in (BatchPhase.DRAFTING, BatchPhase.VERIFYING):
-            assert sum(batch.phase is phase for batch in self.batches) <= 1, f"two batches are {phase.value}"
+            assert sum(batch.phase is phase for batch in self.batches) <= 1, f"two batches are {phase.name}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 RequestId = str
 
@@ -57,8 +57,7 @@ class Request:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
+class RequestOutput(NamedTuple):
     """Reported once per request, when it ends.
 
     Attributes:

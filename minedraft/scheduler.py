@@ -7,6 +7,9 @@ batch IDLE -> draft it. Alternation, cold start, single requests and draining fo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import islice
+
 from minedraft.batch import Batch, BatchPhase
 from minedraft.drafting import (
     DraftInFlight,
@@ -20,6 +23,7 @@ from minedraft.kv_cache import KVPool, PagedPool
 from minedraft.policy import Mode, Move, Policies, PolicyError
 from minedraft.request import FinishReason, RequestOutput
 from minedraft.scheduler_config import SchedulerConfig
+from minedraft.sequence import SequenceState
 from minedraft.state import SchedulerState
 from minedraft.verification import VerifyInFlight, apply_verify, build_verify, cancel_verify
 from minedraft.work import (
@@ -88,27 +92,25 @@ class Scheduler:
         state.now_s = now_s
         if not state.sequences:
             return []
-        self._choose_mode()
+        try:
+            mode = self.policies.mode.choose_mode(state.load)
+            if mode is not state.mode:
+                state.set_mode(Mode(mode))
+        except PolicyError:
+            raise
+        except Exception as error:
+            raise PolicyError(f"mode policy failed: {error}") from error
         works: list[Work] = []
         while True:
             num_victims = state.num_victims
-            if state.waiting:
+            if state.waiting.num_live:
                 state.admit_waiting()
-            if len(state.batches.batches) > 1:
+            if self.config.num_batches > 1:
                 self._rebalance()
-            while self._start_verify(works) or self._start_draft(works):
+            while (self._verify is None and self._start_verify(works)) or self._start_draft(works):
                 pass
             if state.num_victims == num_victims:  # else there may be room for others now
                 return works
-
-    def _choose_mode(self) -> None:
-        state = self.state
-        try:
-            mode = Mode(self.policies.mode.choose_mode(state.load))
-        except Exception as error:
-            raise PolicyError(f"mode policy failed: {error}") from error
-        if mode is not state.mode:
-            state.set_mode(mode)
 
     def _rebalance(self) -> None:
         """Carry out the rebalance policy's moves, and empty batches that the mode has no use for."""
@@ -116,10 +118,8 @@ class Scheduler:
         num_active = state.num_active_batches
         for batch in manager.batches[num_active:]:
             if batch.phase is BatchPhase.IDLE and batch.members:
-                for seq in tuple(batch.members.values()):
-                    if not manager.views[0].has_room:
-                        break
-                    manager.move(seq, 0)
+                room = manager.max_batch_size - manager.batches[0].size
+                manager.move([(seq, 0) for seq in islice(tuple(batch.members.values()), room)])
         if num_active < 2 or not state.running:
             return
         try:
@@ -129,15 +129,14 @@ class Scheduler:
             raise
         except Exception as error:
             raise PolicyError(f"rebalance policy failed: {error}") from error
-        for move in checked:
-            manager.move(state.running[move.seq.request_id], move.to_batch)
+        manager.move(checked)
 
-    def _check_moves(self, moves: object, num_active: int) -> list[Move]:
+    def _check_moves(self, moves: Sequence[Move], num_active: int) -> list[tuple[SequenceState, int]]:
         state, manager = self.state, self.state.batches
-        checked: list[Move] = []
+        checked: list[tuple[SequenceState, int]] = []
         sizes = list(manager.sizes())
         moved: dict[str, None] = {}
-        for move in moves:  # type: ignore[attr-defined]
+        for move in moves:
             seq = state.running.get(move.seq.request_id)
             if seq is None or seq.view is not move.seq:
                 raise PolicyError(f"rebalance policy moves {move.seq!r}, which is not running")
@@ -151,16 +150,13 @@ class Scheduler:
             sizes[seq.batch] -= 1
             sizes[move.to_batch] += 1
             moved[seq.request_id] = None
-            checked.append(move)
+            checked.append((seq, move.to_batch))
         if any(size > manager.max_batch_size for size in sizes):
             raise PolicyError(f"rebalance policy's moves make batches of {sizes}, over {manager.max_batch_size}")
-        # Moves out of full batches come first, so that carrying them out one by one never overfills a batch.
-        return sorted(checked, key=lambda move: manager.batches[move.to_batch].size)
+        return checked
 
     def _start_verify(self, works: list[Work]) -> bool:
         """Give a free target the batch that has been DRAFTED for the longest time."""
-        if self._verify is not None:
-            return False
         state = self.state
         batch = state.batches.longest_in(BatchPhase.DRAFTED)
         if batch is None:
@@ -181,7 +177,10 @@ class Scheduler:
         batches = [b for b in self.state.batches.batches if b.phase is BatchPhase.IDLE and b.members]
         if len(batches) > 1:
             batches.sort(key=lambda batch: batch.phase_stamp)
-        return any(self._advance(batch, works) for batch in batches)
+        for batch in batches:  # noqa: SIM110 (`any` over a generator costs more than the rest of this)
+            if self._advance(batch, works):
+                return True
+        return False
 
     def _advance(self, batch: Batch, works: list[Work]) -> bool:
         state = self.state

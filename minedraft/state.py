@@ -6,7 +6,7 @@ I6 and I8 can be read off one page.
 
 from __future__ import annotations
 
-from minedraft.batch import BatchManager, BatchPhase
+from minedraft.batch import BatchManager
 from minedraft.kv_cache import KVPool, blocks_for
 from minedraft.policy import Mode, Policies, PolicyError, PreemptionMode
 from minedraft.request import FinishReason, Request, RequestId, RequestOutput, SequenceStatus
@@ -52,6 +52,7 @@ class SchedulerState:
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
         self._next_incarnation = 0
+        self.keeps_all_drafts = config.draft_capacity is None and getattr(policies.selection, "keeps_all", False)
         self.load = Load(self)
 
     def set_mode(self, mode: Mode) -> None:
@@ -105,8 +106,9 @@ class SchedulerState:
             ranked = tuple([float(value) for value in values])
         except Exception as error:
             raise PolicyError(f"admission policy failed on {seq.request_id!r}: {error}") from error
-        if any(value != value for value in ranked):
-            raise PolicyError(f"admission policy ranked {seq.request_id!r} as {rank}: NaN can't be ordered")
+        for value in ranked:
+            if value != value:
+                raise PolicyError(f"admission policy ranked {seq.request_id!r} as {rank}: NaN can't be ordered")
         return ranked
 
     def admit_waiting(self) -> None:
@@ -115,12 +117,9 @@ class SchedulerState:
         Strict order: a head that doesn't fit is waited for, nobody passes it (I15). A request starts only when its
         whole known context fits, or it would be preempted over and over.
         """
-        config, batches = self.config, self.batches
-        active = batches.batches[: self.num_active_batches]
-        while len(self.running) < config.running_limit and (seq := self.waiting.head()) is not None:
-            if not any(batch.phase is BatchPhase.IDLE for batch in active):
-                return
-            if not any(batch.view.has_room for batch in active) or not self._reserve_context(seq):
+        limit, batches = self.config.running_limit, self.batches
+        while len(self.running) < limit and (seq := self.waiting.head()) is not None:
+            if not batches.is_open(self.num_active_batches) or not self._reserve_context(seq):
                 return
             try:
                 index = self._choose_batch(seq)
@@ -245,7 +244,7 @@ class Load:
     @property
     def num_waiting(self) -> int:
         """Requests that wait."""
-        return len(self._state.waiting)
+        return self._state.waiting.num_live
 
     @property
     def num_running(self) -> int:

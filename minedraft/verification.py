@@ -32,7 +32,8 @@ def build_verify(state: SchedulerState, batch: Batch, work_id: int) -> VerifyInF
     Raises:
         PolicyError: an illegal selection or victim.
     """
-    _select(state, batch)
+    if not state.keeps_all_drafts:
+        _select(state, batch)
     seqs, drafts = _place_decodes(state, batch)
     num_new = [1] * len(seqs)
     is_last = [True] * len(seqs)
@@ -63,8 +64,6 @@ def build_verify(state: SchedulerState, batch: Batch, work_id: int) -> VerifyInF
 def _select(state: SchedulerState, batch: Batch) -> None:
     """Ask the selection policy which drafts are worth verifying."""
     policy, capacity = state.policies.selection, state.config.draft_capacity
-    if capacity is None and getattr(policy, "keeps_all", False):
-        return
     drafts = [Draft(seq.view, seq.num_drafted, seq.probs) for seq in batch.members.values() if seq.num_drafted]
     if not drafts:
         return
@@ -158,7 +157,44 @@ def apply_verify(
     accepted, committed, reasons = result
     if len(accepted) != len(seqs) or len(committed) != len(seqs):
         raise WorldError(f"verify work {work.work_id} has {len(seqs)} entries, its result {len(accepted)}")
-    ended: list[tuple[SequenceState, FinishReason]] = []
+    if reasons is None and committed == work.is_last and not any(work.num_draft) and not any(accepted):
+        ended = _commit_plain(state, batch, in_flight)
+    else:
+        ended = _commit(state, batch, in_flight, result)
+    return [state.finish(seq, reason) for seq, reason in ended]
+
+
+Ended = list[tuple[SequenceState, FinishReason]]
+
+
+def _commit_plain(state: SchedulerState, batch: Batch, in_flight: VerifyInFlight) -> Ended:
+    """Commit a step that verified no drafts and in which the world saw nobody end: one token per last entry."""
+    work, seqs = in_flight
+    ended: Ended = []
+    total = 0
+    for seq, incarnation, num_new, last in zip(seqs, work.incarnations, work.num_new, work.is_last, strict=True):
+        if seq.incarnation != incarnation:
+            continue
+        if seq.num_drafted:  # drafted, but not selected or not fitting
+            if seq.draft_capacity:
+                _rewind_draft_kv(state, seq, 0)
+            seq.clear_draft()
+        seq.round += 1
+        seq.num_computed += num_new
+        if last:
+            total += 1
+            seq.num_tokens = num_tokens = seq.num_tokens + 1
+            if num_tokens >= seq.limit:
+                ended.append((seq, FinishReason.LENGTH))
+    batch.num_tokens += total
+    return ended
+
+
+def _commit(state: SchedulerState, batch: Batch, in_flight: VerifyInFlight, result: VerifyResult) -> Ended:
+    """Commit any step."""
+    work, seqs = in_flight
+    accepted, committed, reasons = result
+    ended: Ended = []
     block_size = state.target_pool.block_size
     total = rounds = drafts = accepts = 0
     columns = zip(seqs, work.incarnations, work.num_new, work.num_draft, work.is_last, accepted, committed, strict=True)
@@ -194,7 +230,7 @@ def apply_verify(
     state.num_rounds += rounds
     state.num_draft_tokens += drafts
     state.num_accepted_tokens += accepts
-    return [state.finish(seq, reason) for seq, reason in ended]
+    return ended
 
 
 def _rewind_draft_kv(state: SchedulerState, seq: SequenceState, num_accepted: int) -> None:

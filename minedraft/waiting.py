@@ -15,19 +15,21 @@ class WaitingQueue:
 
     A sequence that finished while it waited is skipped when it comes up, and swept out once such dead entries are
     the majority.
+
+    Attributes:
+        num_live: how many wait.
     """
 
     def __init__(self) -> None:
         self._heap: list[tuple[Rank, bool, int, SequenceState]] = []
         self._num_dead = 0
-
-    def __len__(self) -> int:
-        return len(self._heap) - self._num_dead
+        self.num_live = 0
 
     def push(self, seq: SequenceState, rank: Rank) -> None:
         """Add a sequence; among equal ranks a preempted one goes before those that never started."""
         fresh = seq.status is not SequenceStatus.PREEMPTED
         heapq.heappush(self._heap, (rank, fresh, seq.arrival_index, seq))
+        self.num_live += 1
 
     def head(self) -> SequenceState | None:
         """The next to be admitted, left in place."""
@@ -43,10 +45,12 @@ class WaitingQueue:
     def pop(self) -> None:
         """Take the head out; call only after `head` returned it."""
         heapq.heappop(self._heap)
+        self.num_live -= 1
 
     def note_dead(self) -> None:
         """Say that a queued sequence has just finished (was aborted)."""
         self._num_dead += 1
+        self.num_live -= 1
         if self._num_dead * 2 > len(self._heap) + 16:
             self._heap = [item for item in self._heap if item[3].status is not SequenceStatus.FINISHED]
             heapq.heapify(self._heap)

@@ -16,7 +16,7 @@ def check_state(scheduler: Scheduler) -> None:
     waiting = state.waiting.live()
     # I1: everybody who arrived and has not ended waits or runs, and nobody does both.
     assert state.num_arrived == state.num_finished + len(waiting) + len(state.running)
-    assert len(waiting) == len(state.waiting)
+    assert len(waiting) == state.waiting.num_live
     assert set(state.sequences) == {seq.request_id for seq in waiting} | set(state.running)
     assert not {seq.request_id for seq in waiting} & set(state.running)
     # I2 and the phases.

@@ -218,7 +218,7 @@ ILLEGAL: list[tuple[str, Any, str]] = [
     ("rebalance", lambda b: [Move(s, s.batch) for s in first_members(b)[:1]], "to batch"),
     (
         "rebalance",
-        lambda b: [Move(s, 1 - s.batch) for s in first_members(b) if b[s.batch].phase.value != "idle"],
+        lambda b: [Move(s, 1 - s.batch) for s in first_members(b) if b[s.batch].phase],
         "IDLE",
     ),
     ("rebalance", 3, "rebalance"),

@@ -90,8 +90,8 @@ class Scheduler:
         state = self.state
         assert now_s >= state.now_s, (now_s, state.now_s)
         state.now_s = now_s
-        if not state.sequences:
-            return []
+        if not state.sequences or (self._verify is not None and not self._can_draft()):
+            return []  # nobody is there, or no device is free: whatever is decided later is decided knowing more
         try:
             mode = self.policies.mode.choose_mode(state.load)
             if mode is not state.mode:
@@ -111,6 +111,10 @@ class Scheduler:
                 pass
             if state.num_victims == num_victims:  # else there may be room for others now
                 return works
+
+    def _can_draft(self) -> bool:
+        """Whether a drafter is there, wanted and free."""
+        return self._draft is None and self.state.speculating and self.state.drafter_up
 
     def _rebalance(self) -> None:
         """Carry out the rebalance policy's moves, and empty batches that the mode has no use for."""

@@ -104,7 +104,8 @@ class BatchView:
     @property
     def num_requests(self) -> int:
         """Members, those about to join included."""
-        return self._batch.size
+        batch = self._batch
+        return len(batch.members) + len(batch.incoming)
 
     @property
     def num_tokens(self) -> int:
@@ -114,7 +115,8 @@ class BatchView:
     @property
     def has_room(self) -> bool:
         """Whether another request may join."""
-        return self._batch.size < self.max_size
+        batch = self._batch
+        return len(batch.members) + len(batch.incoming) < self.max_size
 
     def members(self) -> Iterator[SequenceView]:
         """Present members in the order in which they joined (those about to join excluded)."""

@@ -77,13 +77,13 @@ class RequestOutput(NamedTuple):
     detail: str = ""
 
 
-class SequenceStatus(enum.Enum):
-    """Where a request is in its life."""
+class SequenceStatus(enum.IntEnum):
+    """Where a request is in its life. An IntEnum, since those hash at C speed."""
 
-    WAITING = "waiting"  # known, never started
-    RUNNING = "running"  # member of exactly one sub-batch
-    PREEMPTED = "preempted"  # was running, lost its KV, waits to be re-admitted
-    FINISHED = "finished"
+    WAITING = 0  # known, never started
+    RUNNING = 1  # member of exactly one sub-batch
+    PREEMPTED = 2  # was running, lost its KV, waits to be re-admitted
+    FINISHED = 3
 
 
 LEGAL_TRANSITIONS: Final[dict[SequenceStatus, frozenset[SequenceStatus]]] = {

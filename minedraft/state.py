@@ -133,6 +133,8 @@ class SchedulerState:
             self.running[seq.request_id] = seq
 
     def _choose_batch(self, seq: SequenceState) -> int:
+        if self.num_active_batches == 1:
+            return 0
         views = self.batches.views[: self.num_active_batches]
         try:
             index = self.policies.assignment.choose_batch(seq.view, views)

@@ -318,7 +318,7 @@ def load_policy(slot: str, spec: str, options: Mapping[str, Any] | None = None) 
     factory = _find(slot, name)
     try:
         policy = factory(**arguments)
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # a user's constructor may raise anything
         raise ValueError(f"policy {slot}={name}: {error}") from error
     if not callable(getattr(policy, _METHODS[slot], None)):
         raise ValueError(f"policy {slot}={name}: {type(policy).__name__} has no method {_METHODS[slot]!r}")
@@ -350,7 +350,7 @@ def _import(slot: str, name: str, target: str) -> Any:
         found: Any = importlib.import_module(module_name)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # so may a user's module
         raise ValueError(f"policy {slot}={name}: cannot load {target!r}: {error}") from error
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -106,10 +107,30 @@ def replayed(tmp_path: Path) -> Iterator[Backend]:
     yield ReplayBackend(records, journal.start_s)
 
 
+@contextmanager
+def torch_processes(tmp_path: Path) -> Iterator[Backend]:
+    """Real models in real processes, pinned to a core each."""
+    from minedraft.backends.torch.backend import TorchBackend
+    from minedraft.backends.torch.request import TorchRequest
+    from minedraft.backends.torch.surgery import make_noisy_copy, make_tiny_llama
+
+    make_tiny_llama(tmp_path / "target", seed=1, vocab_size=64)
+    make_noisy_copy(tmp_path / "target", tmp_path / "draft", 0.05)
+    requests = [
+        TorchRequest(name, tuple(3 + (5 * i + 7 * j) % 60 for j in range(n)), MAX_TOKENS, ignore_eos=True)
+        for i, (name, n) in enumerate(shapes())
+    ]
+    cores = sorted(os.sched_getaffinity(0))
+    devices = {"target_device": f"cpu:{cores[0]}", "draft_device": f"cpu:{cores[-1]}"}
+    with TorchBackend(tmp_path / "target", tmp_path / "draft", requests, **devices) as backend:
+        yield backend
+
+
 WORLDS: dict[str, Callable[[Path], AbstractContextManager[Backend]]] = {
     "simulated": simulated,
     "threads": threads,
     "replayed": replayed,
+    "torch": torch_processes,
 }
 
 
@@ -119,7 +140,10 @@ def check(outputs: list[RequestOutput]) -> None:
     assert all(output.num_output_tokens == MAX_TOKENS for output in outputs)
 
 
-@pytest.mark.parametrize("world", WORLDS)
+TORCH = pytest.param("torch", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("world", ["simulated", "threads", "replayed", TORCH])
 def test_the_contract(world: str, tmp_path: Path) -> None:
     with WORLDS[world](tmp_path) as backend:
         watch = Watch(backend)
@@ -131,7 +155,7 @@ def test_the_contract(world: str, tmp_path: Path) -> None:
         assert not scheduler.num_in_flight
 
 
-@pytest.mark.parametrize("world", ["simulated", "threads"])
+@pytest.mark.parametrize("world", ["simulated", "threads", TORCH])
 def test_e7_a_recorded_run_replays_to_the_same_decisions(world: str, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     with WORLDS[world](tmp_path) as backend, Recorder(backend, JournalWriter(path, JournalHeader("t"))) as recorder:

@@ -89,11 +89,11 @@ def resolve_model(name: str | Path, cache_dir: Path | None = None, progress: Pro
 
 
 def _make(name: str, root: Path, progress: Progress) -> Path:
-    # Converting needs torch, gguf and transformers; names and listings don't.
-    from minedraft.backends.torch import smollm2, surgery
-
     if (root / name).is_dir():
         return root / name
+    # Converting needs torch, gguf and transformers; names, listings and what is there already don't.
+    from minedraft.backends.torch import smollm2, surgery
+
     target = smollm2.get_smollm2(root, progress)
     if name == _TARGET:
         return target

@@ -1,0 +1,34 @@
+"""How a command says that it can't go on (`CommandError`)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+BAD_INPUT: Final = 2
+FAILED_CHECK: Final = 1
+INTERRUPTED: Final = 130  # 128 + SIGINT, as shells report it
+
+
+class CommandError(Exception):
+    """Ends a command: one line for stderr, and an exit code.
+
+    Attributes:
+        exit_code: `BAD_INPUT`, unless a check failed.
+    """
+
+    def __init__(self, message: str, exit_code: int = BAD_INPUT) -> None:
+        self.exit_code = exit_code
+        super().__init__(message)
+
+
+class InterruptedRunError(CommandError):
+    """The user pressed Ctrl-C."""
+
+    def __init__(self) -> None:
+        super().__init__("interrupted", INTERRUPTED)
+
+
+def unusable_file(error: OSError) -> CommandError:
+    """What to say of a file that can't be written or read."""
+    name = "a file" if error.filename is None else str(error.filename)
+    return CommandError(f"{name}: {error.strerror or error}; check the path, its folder and the permissions")

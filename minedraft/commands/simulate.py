@@ -1,0 +1,87 @@
+"""`minedraft simulate`: one run in the simulated world."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import minedraft
+from minedraft.commands.drive import NO_RECORDINGS, Outcome, Recordings, drive
+from minedraft.commands.errors import CommandError
+from minedraft.commands.report import Column, as_json, check_writable, print_report, write_json
+from minedraft.config import RunConfig, load_config, scheduler_fields
+from minedraft.config_tree import Override
+from minedraft.journal import JournalHeader
+from minedraft.metrics import MetricsCollector
+from minedraft.scheduler import Scheduler
+from minedraft.summary import Slo
+
+
+def simulate_command(
+    path: str | None, overrides: Sequence[Override], json_path: str | None, recordings: Recordings, detailed: bool
+) -> None:
+    """Run, print the table, write the files.
+
+    Raises:
+        ConfigError: the configuration can't be used.
+        CommandError: the run failed; what was done by then has been written.
+    """
+    check_writable(json_path)
+    config = load_config(path, overrides)
+    collector = new_collector(config)
+    outcome = simulate(config, collector, recordings)
+    column = Column(config.mode, config.mode, config.scheduler_config(), outcome)
+    details = collector.detailed() if detailed else {}
+    if json_path is not None:
+        write_json(json_path, {**as_json(column, "simulate", config.seed), **details, "config": config.to_dict()})
+    if json_path != "-":
+        print_report([column], title=f"Simulated run: {config.mode}, seed {config.seed}")
+    if outcome.error is not None:
+        raise outcome.error
+
+
+def new_collector(config: RunConfig) -> MetricsCollector:
+    """A collector for a run with this configuration."""
+    return MetricsCollector(
+        num_target_devices=config.devices.num_target_devices,
+        num_draft_devices=config.num_draft_devices,
+        slo=None if config.slo is None else Slo(**config.slo.arguments()),
+        max_model_len=config.scheduler_config().model_len,
+    )
+
+
+def simulate(
+    config: RunConfig, collector: MetricsCollector, recordings: Recordings = NO_RECORDINGS, label: str = "simulating"
+) -> Outcome:
+    """One simulated run.
+
+    Raises:
+        CommandError: the trace is bad at its first line, or a file can't be opened.
+    """
+    from minedraft.sim.traces import TraceError
+
+    try:
+        backend = config.build_world()
+    except TraceError as error:
+        raise CommandError(str(error)) from error
+    return drive(
+        Scheduler(config.scheduler_config(), config.build_policies()),
+        backend,
+        collector,
+        header=journal_header(config),
+        recordings=recordings,
+        label=label,
+        total=config.workload.num_requests,
+        note_ended=backend.note_ended,
+        world_errors=(TraceError,),
+    )
+
+
+def journal_header(config: RunConfig) -> JournalHeader:
+    """All that is needed to build the core of this run again, and its world."""
+    return JournalHeader(
+        minedraft=minedraft.__version__,
+        scheduler=scheduler_fields(config.scheduler_config()),
+        policies=config.policy_specs(),
+        seed=config.seed,
+        extra={"world": "sim", "config": config.to_dict()},
+    )

@@ -1,0 +1,325 @@
+"""What a run is made of, as one table that can be written in TOML, and how it is read and checked.
+
+    mode = "psd"                                  # ar, sd or psd
+    seed = 0
+    [scheduler]                                   # the fields of SchedulerConfig
+    max_batch_size = 16
+    [policies]                                    # slot = name, package.module:Class, or a table with options
+    draft_length = { name = "fixed", k = 2 }
+    [workload]
+    num_requests = 200
+    arrivals = { kind = "poisson", rate = 4.0 }
+    prompt_lens = { kind = "lognormal", mean = 300, p50 = 200 }
+    output_lens = 256
+    [cost]
+    kind = "paper"
+    drafter = "qwen3-1.7b"
+    [acceptance]
+    synthetic_acceptance_rates = [0.7, 0.5, 0.3]
+    [devices]
+    num_target_devices = 4
+
+Everything has a default; together the defaults are the setting of the paper's stage times (arXiv 2603.18016, Fig. 25:
+Qwen3-32B on four devices, Qwen3-1.7B on a fifth, 16 requests per step, k = 3, all requests there at once). All times
+are seconds.
+
+Law of this file: nothing but the core and pydantic is imported until a part of the simulated world is asked for.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from minedraft.config_messages import ConfigError, FieldError, explain
+from minedraft.config_tables import (
+    Acceptance,
+    ConstantAcceptanceTable,
+    Cost,
+    DevicesTable,
+    FaultsTable,
+    PaperCostTable,
+    PoliciesTable,
+    SchedulerTable,
+    SloTable,
+    SyntheticWorkloadTable,
+    Table,
+    Workload,
+    building,
+)
+from minedraft.config_tree import Override, merged, origin_of, put
+from minedraft.policy import DEFAULT_NAMES, Policies, load_policies, parse_spec
+from minedraft.scheduler_config import SchedulerConfig
+
+__all__ = ["ConfigError", "RunConfig", "build_policies", "load_config", "named_variants", "parse_config", "read_tree"]
+
+# --- the run
+
+
+class RunConfig(Table):
+    """A run, whole and checked. Make it with `load_config` or `parse_config`."""
+
+    mode: Literal["ar", "sd", "psd"] = "psd"
+    seed: int = Field(default=0, ge=0)
+    scheduler: SchedulerTable = SchedulerTable()
+    policies: PoliciesTable = PoliciesTable()
+    workload: Workload = SyntheticWorkloadTable()
+    cost: Cost = PaperCostTable()
+    acceptance: Acceptance = ConstantAcceptanceTable()
+    devices: DevicesTable = DevicesTable()
+    faults: FaultsTable = FaultsTable()
+    slo: SloTable | None = None
+
+    @property
+    def colocated(self) -> bool:
+        """Whether the drafter shares the target's devices."""
+        return self.mode == "sd" if self.devices.colocated is None else self.devices.colocated
+
+    @property
+    def num_draft_devices(self) -> int:
+        """Devices that only the drafter uses."""
+        return 0 if self.mode == "ar" or self.colocated else self.devices.num_draft_devices
+
+    def scheduler_config(self) -> SchedulerConfig:
+        """The scheduler's limits in this mode."""
+        values = self.scheduler.arguments()
+        wanted = values["num_batches"]
+        if self.mode == "psd":
+            values["num_batches"] = 2 if wanted is None else wanted
+            if values["num_batches"] < 2:
+                raise FieldError(
+                    "scheduler.num_batches", f'is {wanted}, must be >= 2 in psd mode; use mode = "sd" for one batch'
+                )
+        else:
+            values["num_batches"] = 1
+        if self.mode == "ar":
+            values["num_draft_blocks"] = 0
+        with building("scheduler"):
+            return SchedulerConfig(**values)
+
+    def policy_specs(self) -> dict[str, dict[str, Any]]:
+        """By slot, the name of the policy and its options in one table: what a journal's header needs."""
+        defaults: dict[str, str | dict[str, Any]] = {**DEFAULT_NAMES, "mode": {"name": "fixed", "mode": self.mode}}
+        given = {slot: spec for slot, spec in self.policies.arguments().items() if spec is not None}
+        return {slot: _spec_table(slot, spec) for slot, spec in (defaults | given).items()}
+
+    def build_policies(self) -> Policies:
+        """Fresh policies; make new ones for each run, since a policy may remember."""
+        return build_policies(self.policy_specs())
+
+    def build_cost(self) -> Any:
+        """The `minedraft.sim.cost.CostModel`."""
+        with building("cost"):
+            return self.cost.build()
+
+    def build_acceptance(self) -> Any:
+        """A fresh `minedraft.sim.acceptance.AcceptanceModel`."""
+        with building("acceptance"):
+            return self.acceptance.build(self.seed, self.scheduler.num_speculative_tokens)
+
+    def build_workload(self) -> Any:
+        """An iterable of `minedraft.sim.workload.SimRequest`."""
+        with building("workload"):
+            return self.workload.build(self.seed)
+
+    def build_faults(self) -> Any:
+        """The `minedraft.sim.faults.Faults`."""
+        with building("faults"):
+            return self.faults.build(self.seed)
+
+    def build_world(self) -> Any:
+        """A fresh `minedraft.sim.backend.SimBackend`.
+
+        Raises:
+            TraceError: the first line of the trace is bad.
+        """
+        from minedraft.sim.backend import SimBackend
+
+        return SimBackend(
+            self.build_workload(),
+            self.build_cost(),
+            self.build_acceptance(),
+            colocated=self.colocated,
+            round_overhead_s=self.devices.round_overhead_s,
+            max_concurrency=self.workload.max_concurrency,
+            faults=self.build_faults(),
+            draft_probs=self.acceptance.draft_probs,
+        )
+
+    def check(self, *, world: bool = True) -> None:
+        """Build every part once, so that what doesn't fit together is found before anything runs.
+
+        Args:
+            world: check the simulated world's parts too.
+
+        Raises:
+            FieldError: something doesn't fit.
+        """
+        scheduler = self.scheduler_config()
+        self.build_policies()
+        if not world:
+            return
+        self.build_cost()
+        self.build_acceptance()
+        self.build_workload()
+        self.build_faults()
+        self._check_requests_fit(scheduler)
+
+    def _check_requests_fit(self, scheduler: SchedulerConfig) -> None:
+        longest = self.workload.longest_request
+        if longest is None:
+            return
+        limit, tokens = "num_target_blocks", scheduler.model_len
+        least = -(-longest // scheduler.block_size)
+        if longest <= tokens:
+            if not scheduler.num_draft_blocks:
+                return
+            limit, tokens = "num_draft_blocks", scheduler.num_draft_blocks * scheduler.block_size
+            longest = min(longest, scheduler.draft_len)
+            least = -(-longest // scheduler.block_size)
+        elif self.scheduler.max_model_len is not None:
+            limit, least = "max_model_len", longest
+        if longest > tokens:
+            raise FieldError(
+                f"scheduler.{limit}",
+                f"is {getattr(scheduler, limit)}, which holds {tokens} tokens, but one request of the workload needs "
+                f"{longest} (prompt_lens + output_lens): make it >= {least}, or shorten the requests",
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON; `parse_config` takes it back."""
+        return self.model_dump(mode="json")
+
+
+def _spec_table(slot: str, spec: str | dict[str, Any]) -> dict[str, Any]:
+    if isinstance(spec, str):
+        try:
+            name, options = parse_spec(spec)
+        except ValueError as error:
+            raise FieldError(f"policies.{slot}", str(error)) from error
+        return {"name": name, **options}
+    if not isinstance(spec.get("name"), str):
+        raise FieldError(f"policies.{slot}", f'has no name; write {slot} = {{ name = "{DEFAULT_NAMES[slot]}", ... }}')
+    return spec
+
+
+def build_policies(specs: Mapping[str, Mapping[str, Any]]) -> Policies:
+    """Policies from tables `{"name": ..., option: ...}` by slot; a slot that is left out gets the default.
+
+    Raises:
+        FieldError: a policy can't be made.
+    """
+    names = {slot: spec["name"] for slot, spec in specs.items()}
+    options = {slot: {key: spec[key] for key in spec if key != "name"} for slot, spec in specs.items()}
+    for slot in names:
+        try:  # one by one, so that the message can say which
+            load_policies({slot: names[slot]}, {slot: options[slot]})
+        except Exception as error:  # a policy is a user's code, which may raise anything
+            text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            raise FieldError(f"policies.{slot}", text) from error
+    return load_policies(names, options)
+
+
+# --- reading
+
+
+def parse_config(
+    tree: Mapping[str, Any],
+    *,
+    source: str = "configuration",
+    overrides: Sequence[Override] = (),
+    world: bool = True,
+) -> RunConfig:
+    """Make a run from nested dictionaries, as TOML gives them.
+
+    Args:
+        tree: the tables; `variants`, which belong to `minedraft compare`, are left alone.
+        source: what to call it in messages.
+        overrides: set on top of it.
+        world: check the simulated world's parts too.
+
+    Raises:
+        ConfigError: it can't be used.
+    """
+    tree = {key: value for key, value in tree.items() if key != "variants"}
+    try:
+        for override in overrides:
+            tree = put(tree, override.key, override.value)
+        config = RunConfig.model_validate(tree)
+        config.check(world=world)
+    except ValidationError as error:
+        fault = explain(error.errors(include_url=False), RunConfig, tree)
+    except FieldError as error:
+        fault = error
+    else:
+        return config
+    raise ConfigError(f"{origin_of(fault.field, overrides) or source}: {fault}") from None
+
+
+def read_tree(path: str | Path | None) -> dict[str, Any]:
+    """The tables of a TOML file, with paths in it made relative to the file; nothing for None.
+
+    Raises:
+        ConfigError: it can't be read, or is not TOML.
+    """
+    if path is None:
+        return {}
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            tree = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; check the path of the configuration") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not TOML: {error}; correct that line") from error
+    return {key: _with_paths_from(path.parent, value) for key, value in tree.items()}
+
+
+def _with_paths_from(folder: Path, value: Any) -> Any:
+    """Paths in a file are meant from where the file is."""
+    if isinstance(value, dict):
+        return {
+            key: str(folder / item) if key == "path" and isinstance(item, str) else _with_paths_from(folder, item)
+            for key, item in value.items()
+        }
+    return [_with_paths_from(folder, item) for item in value] if isinstance(value, list) else value
+
+
+def load_config(path: str | Path | None, overrides: Sequence[Override] = (), *, world: bool = True) -> RunConfig:
+    """Make a run from a TOML file; from the defaults if there is none.
+
+    Raises:
+        ConfigError: it can't be used; see `parse_config` for the arguments.
+    """
+    source = "options" if path is None else str(path)
+    return parse_config(read_tree(path), source=source, overrides=overrides, world=world)
+
+
+def named_variants(tree: Mapping[str, Any], source: str) -> list[tuple[str, dict[str, Any]]]:
+    """The `[[variants]]` of a file, each a name and the whole tree with the variant's tables merged in.
+
+    Raises:
+        ConfigError: a variant has no name, or isn't a table.
+    """
+    base = {key: value for key, value in tree.items() if key != "variants"}
+    variants = tree.get("variants", [])
+    if not isinstance(variants, list):
+        raise ConfigError(f"{source}: variants: must be tables; write [[variants]] above each")
+    found = []
+    for i, variant in enumerate(variants):
+        if not isinstance(variant, dict) or not isinstance(variant.get("name"), str):
+            raise ConfigError(f"{source}: variants[{i}]: has no name; add name = '...'")
+        changes = {key: value for key, value in variant.items() if key != "name"}
+        found.append((variant["name"], merged(base, changes)))
+    return found
+
+
+def scheduler_fields(config: SchedulerConfig) -> dict[str, Any]:
+    """The fields that make an equal `SchedulerConfig`, for a journal's header."""
+    values = asdict(config)
+    return {field.name: values[field.name] for field in fields(config) if field.init}

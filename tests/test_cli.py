@@ -1,0 +1,553 @@
+"""The command line: what it prints and writes, how it fails, what it imports."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import minedraft
+from minedraft.cli import run_cli
+from minedraft.journal import Journal, read_journal
+
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass
+class Ran:
+    """What a command did."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs a command line in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: object) -> Ran:
+        code = run_cli([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Ran(code, captured.out, captured.err)
+
+    return call
+
+
+def refused(ran: Ran) -> str:
+    """The one line of a command that was refused."""
+    assert ran.code == 2, ran
+    assert ran.err.count("\n") == 1, ran.err
+    assert ran.err.startswith("minedraft: error: ")
+    return ran.err.removeprefix("minedraft: error: ").rstrip("\n")
+
+
+def whole(path: Path) -> Journal:
+    """A journal that can be read to its end, and has one."""
+    journal = read_journal(path)
+    assert list(journal)
+    assert journal.complete
+    return journal
+
+
+SMALL = ("--num-requests", "12", "--set", "workload.output_lens=20")
+
+
+# --- simulate
+
+
+def test_simulate_prints_a_table(cli: Any) -> None:
+    ran = cli("simulate", *SMALL)
+    assert (ran.code, ran.err) == (0, "")
+    for text in (
+        "Successful requests",
+        "Mean TTFT (ms)",
+        "Acceptance length",
+        "overlapped",
+        "per device",
+        "Preemptions",
+    ):
+        assert text in ran.out
+    assert re.search(r"Successful requests +│ +12 ", ran.out)
+    assert "psd 5 devices and up to 32 requests in flight" in " ".join(ran.out.split())
+
+
+def test_simulate_writes_json_journal_and_trace(cli: Any, tmp_path: Path) -> None:
+    ran = cli("simulate", *SMALL, "--json", "a.json", "--journal", "a.jsonl", "--trace", "t.json", "--seed", 7)
+    assert ran.code == 0
+    figures = json.loads((tmp_path / "a.json").read_text())
+    assert figures["completed"] == 12
+    assert (figures["mode"], figures["seed"], figures["error"]) == ("psd", 7, None)
+    for name in ("output_throughput", "p99_tpot_ms", "mean_imbalance", "zero_draft_causes", "target_utilisation"):
+        assert name in figures
+    assert figures["config"]["workload"]["num_requests"] == 12
+    assert whole(tmp_path / "a.jsonl").header.policies["mode"] == {"name": "fixed", "mode": "psd"}
+    assert len(json.loads((tmp_path / "t.json").read_text())) > 12
+
+
+def test_json_may_go_to_stdout_with_lists_per_request(cli: Any) -> None:
+    ran = cli("simulate", *SMALL, "--json", "-", "--detailed", "--mode", "sd")
+    figures = json.loads(ran.out)
+    assert figures["num_draft_devices"] == 0
+    assert len(figures["ttfts"]) == 12
+
+
+def test_the_same_seed_gives_the_same_bytes(cli: Any, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        assert cli("simulate", *SMALL, "--json", f"{name}.json", "--journal", f"{name}.jsonl").code == 0
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+    assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
+
+
+def test_options_win_over_the_file_and_set_over_both(cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("mode = 'ar'\nseed = 3\n[workload]\nnum_requests = 4\noutput_lens = 5\n")
+    options = ("--mode", "sd", "--policy", "draft-length=fixed,k=1", "--set", "seed=9")
+    figures = json.loads(cli("simulate", "run.toml", *options, "--json", "-").out)
+    assert (figures["mode"], figures["seed"], figures["total_output_tokens"]) == ("sd", 9, 20)
+    assert len(figures["spec_decode_per_position_acceptance_rates"]) == 1
+
+
+def test_a_workload_may_be_named_or_a_file(cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text('{"arrival_s": 0, "prompt_len": 3, "output_len": 4}\n')
+    assert json.loads(cli("simulate", "--workload", "t.jsonl", "--json", "-").out)["total_output_tokens"] == 4
+    ran = cli("simulate", "--workload", "azure-code-like", "--num-requests", 5, "--json", "-")
+    assert json.loads(ran.out)["completed"] == 5
+
+
+def test_requests_that_do_not_fit_are_named_below_the_table(cli: Any, tmp_path: Path) -> None:
+    lines = [
+        {"request_id": name, "arrival_s": 0, "prompt_len": n, "output_len": 4} for name, n in (("a", 3), ("b", 999))
+    ]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    pool = ("--set", "scheduler.num_target_blocks=4")
+    ran = cli("simulate", "--workload", "t.jsonl", *pool)
+    assert ran.code == 0
+    assert "requests not served: 1; the first: request 'b': prompt_len 999 leaves no room" in " ".join(ran.out.split())
+    (tmp_path / "t.jsonl").write_text(json.dumps(lines[1]))
+    assert "no request could be served: request 'b'" in refused(cli("simulate", "--workload", "t.jsonl", *pool))
+
+
+def test_the_example_file_runs(cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(cli("config").out)
+    assert cli("simulate", "run.toml", *SMALL).code == 0
+
+
+# --- compare
+
+
+def test_compare_shows_the_modes_side_by_side(cli: Any) -> None:
+    ran = cli("compare", *SMALL)
+    assert ran.code == 0
+    assert re.search(r"┃ +ar ┃ +sd ┃ +psd ┃", ran.out)
+    assert "Ratios are to the first column, 'ar'" in ran.out
+    assert "x │" in ran.out
+
+
+def test_compare_runs_every_combination_over_the_same_requests(cli: Any) -> None:
+    axes = ("--mode", "sd", "--mode", "psd", "--vary", "scheduler.max_batch_size=4,8")
+    policies = ("--policy", "assignment=in-phase", "--policy", "assignment=fewest-requests")
+    ran = cli("compare", *SMALL, *axes, *policies, "--json", "-")
+    variants = json.loads(ran.out)["variants"]
+    assert len(variants) == 8
+    assert variants[0]["name"] == "sd, in-phase, max_batch_size=4"
+    assert {variant["total_output_tokens"] for variant in variants} == {240}
+    assert len({str(variant["config"]["workload"]) for variant in variants}) == 1
+    table = cli("compare", *SMALL, *axes, *policies)
+    assert table.code == 0
+    assert "Makespan" in table.out
+
+
+def test_compare_takes_variants_from_the_file(cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(
+        "mode = 'sd'\n[[variants]]\nname = 'm'\n[[variants]]\nname = '2m'\nscheduler = { max_batch_size = 32 }\n"
+    )
+    names = [run["name"] for run in json.loads(cli("compare", "run.toml", *SMALL, "--json", "-").out)["variants"]]
+    assert names == ["m", "2m"]
+
+
+def test_a_variant_is_named_in_its_fault(cli: Any) -> None:
+    line = refused(cli("compare", "--vary", "scheduler.block_size=16,0"))
+    assert line.startswith("--vary scheduler.block_size=0: scheduler.block_size: is 0, must be >= 1")
+    assert "[variant block_size=0]" in line
+
+
+# --- replay
+
+
+def test_a_journal_replays_with_its_own_policies_and_limits(cli: Any) -> None:
+    options = ("--policy", "draft_length=by-batch-size,table=2:3/9:1", "--policy", "assignment=in-phase")
+    assert cli("simulate", *SMALL, *options, "--set", "scheduler.max_batch_size=3", "--journal", "a.jsonl").code == 0
+    ran = cli("replay", "a.jsonl")
+    assert ran.code == 0
+    assert re.fullmatch(r"identical: \d+ decisions over \d+ events\n", ran.out)
+
+
+def test_a_replay_that_differs_is_a_failed_check(cli: Any, tmp_path: Path) -> None:
+    cli("simulate", *SMALL, "--journal", "a.jsonl")
+    text = (tmp_path / "a.jsonl").read_text()
+    assert '"num_speculative_tokens":3' in text
+    (tmp_path / "a.jsonl").write_text(text.replace('"num_speculative_tokens":3', '"num_speculative_tokens":2'))
+    ran = cli("replay", "a.jsonl")
+    assert ran.code == 1
+    assert ran.err.count("\n") == 1
+    assert re.search(r"differs after .*: decision \d+ after \d+ events.*num_draft was", ran.err)
+
+
+def test_a_killed_runs_journal_replays(cli: Any, tmp_path: Path) -> None:
+    cli("simulate", *SMALL, "--journal", "a.jsonl")
+    lines = (tmp_path / "a.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "a.jsonl").write_bytes(b"".join(lines[:40]) + lines[40][:5])
+    ran = cli("replay", "a.jsonl")
+    assert ran.code == 0
+    assert "the journal has no end" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("hello\n", "a.jsonl:1: no journal header"),
+        ('{"format": "other"}\n', "a.jsonl:1: not a journal of minedraft"),
+    ],
+)
+def test_what_is_no_journal_is_refused(cli: Any, tmp_path: Path, text: str, part: str) -> None:
+    (tmp_path / "a.jsonl").write_text(text)
+    assert part in refused(cli("replay", "a.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "part"),
+    [
+        ('"name":"fcfs"', '"name":"gone"', "header: policies.admission: no admission policy 'gone'"),
+        ('"block_size":16', '"blok_size":16', "header: "),
+        ('"block_size":16', '"block_size":0', "header: block_size is 0"),
+        ('["end"]', '["end"]\n["end"]', "a line after the end"),
+    ],
+)
+def test_a_journal_with_a_fault_is_refused(cli: Any, tmp_path: Path, before: str, after: str, part: str) -> None:
+    cli("simulate", *SMALL, "--journal", "a.jsonl")
+    text = (tmp_path / "a.jsonl").read_text()
+    assert before in text
+    (tmp_path / "a.jsonl").write_text(text.replace(before, after))
+    assert part in refused(cli("replay", "a.jsonl"))
+
+
+def test_a_missing_journal_is_refused(cli: Any) -> None:
+    assert refused(cli("replay", "no.jsonl")).startswith("no.jsonl: No such file")
+
+
+# --- bad input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--set", "scheduler.max_batchsize=3"], "unknown key; did you mean 'max_batch_size'?"),
+        (["--set", "cost.verify_base_ms=49", "--set", "cost.kind=constant"], "write verify_base_s = 0.049"),
+        (["--set", "devices.round_overhead_s=-0.1"], "must be a number of seconds >= 0"),
+        (["--set", "acceptance.synthetic_acceptance_rates=[0.5,0.7,0.1]"], "so they cannot rise"),
+        (["--set", "scheduler.num_target_blocks=4"], "make it >= 20"),
+        (["--set", "scheduler.num_speculative_tokens=-1"], "must be >= 0"),
+        (["--policy", "draft_length=fixed,k=-1"], "k is -1, must be >= 0"),
+        (["--policy", "admission=fcf"], "did you mean 'fcfs'?"),
+        (["--policy", "fcfs"], "write it as SLOT=NAME"),
+        (["--mode", "pds"], "did you mean 'psd'?"),
+        (["--workload", "azure-cov-like"], "did you mean 'azure-conv-like'?"),
+        (["--set", "mode"], "write it as dotted.key=value"),
+        (["--json", "no/folder/a.json"], "no such folder"),
+        (["--journal", "no/folder/a.jsonl"], "No such file or directory"),
+        (["--seed", "x"], "--seed"),
+        (["--sed", "1"], "No such option: --sed"),
+        (["no.toml"], "no.toml: No such file"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(cli: Any, arguments: Sequence[str], part: str) -> None:
+    ran = cli("simulate", *arguments)
+    assert part in refused(ran)
+    assert ran.out == ""
+
+
+def test_an_unknown_key_in_a_file_names_the_file(cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("[workload]\nnumrequests = 3\n")
+    assert refused(cli("simulate", "run.toml")) == (
+        "run.toml: workload.numrequests: unknown key; did you mean 'num_requests'?"
+    )
+
+
+@pytest.mark.parametrize("num_good", [0, 30])
+def test_a_trace_line_that_does_not_parse_is_named(cli: Any, tmp_path: Path, num_good: int) -> None:
+    good = [json.dumps({"arrival_s": float(i), "prompt_len": 3, "output_len": 4}) for i in range(num_good)]
+    (tmp_path / "t.jsonl").write_text("\n".join([*good, "{oops"]))
+    ran = cli("simulate", "--workload", "t.jsonl", "--journal", "a.jsonl", "--json", "a.json")
+    assert refused(ran).startswith(f"t.jsonl:{num_good + 1}: not JSON")
+    if num_good:  # what was done by then is there
+        whole(tmp_path / "a.jsonl")
+        figures = json.loads((tmp_path / "a.json").read_text())
+        assert figures["completed"] > 0
+        assert figures["error"].startswith("t.jsonl:31: not JSON")
+        assert "stopped early" in ran.out
+
+
+def test_an_id_that_is_there_twice_is_named(cli: Any, tmp_path: Path) -> None:
+    row = json.dumps({"request_id": "a", "arrival_s": 0.0, "prompt_len": 3, "output_len": 4})
+    (tmp_path / "t.jsonl").write_text(f"{row}\n{row}\n")
+    assert "'a' belongs to one that is still alive" in refused(cli("simulate", "--workload", "t.jsonl"))
+
+
+class Foreign:
+    """Moves a request that nobody knows."""
+
+    def moves(self, batches: Sequence[Any]) -> Sequence[Any]:
+        return [SimpleNamespace(seq=SimpleNamespace(request_id="nobody"), to_batch=0)] if _full(batches) else ()
+
+
+class Duplicate:
+    """Moves a request twice."""
+
+    def moves(self, batches: Sequence[Any]) -> Sequence[Any]:
+        if not _full(batches):
+            return ()
+        return [SimpleNamespace(seq=next(iter(batches[0].members())), to_batch=1)] * 2
+
+
+class Raises:
+    """Has a bug."""
+
+    def moves(self, batches: Sequence[Any]) -> Sequence[Any]:
+        if _full(batches):
+            raise RuntimeError("a bug\nof two lines")
+        return ()
+
+
+class NoSuchBatch:
+    """Chooses a batch that isn't there."""
+
+    def choose_batch(self, seq: Any, batches: Sequence[Any]) -> int:
+        return len(batches)
+
+
+class NotAMethod:
+    """Lacks what its slot needs."""
+
+
+def _full(batches: Sequence[Any]) -> bool:
+    return bool(batches[0].num_requests > 0) and batches[0].phase.name == "IDLE" and batches[1].num_requests > 0
+
+
+@pytest.mark.parametrize(
+    ("slot", "name", "part"),
+    [
+        ("rebalance", "Foreign", "which is not running"),
+        ("rebalance", "Duplicate", "twice"),
+        ("rebalance", "Raises", "rebalance policy failed: a bug of two lines"),
+        ("assignment", "NoSuchBatch", "chose batch 2 of 2"),
+    ],
+)
+def test_a_policy_that_misbehaves_ends_the_run_with_one_line(
+    cli: Any, tmp_path: Path, slot: str, name: str, part: str
+) -> None:
+    spec = f"{__name__}:{name}"
+    ran = cli("simulate", "--policy", f"{slot}={spec}", "--journal", "a.jsonl", "--json", "a.json", *SMALL)
+    line = refused(ran)
+    assert part in line
+    assert line.endswith(f"; correct {spec!r}, or choose another {slot} policy")
+    whole(tmp_path / "a.jsonl")
+    assert part in " ".join(json.loads((tmp_path / "a.json").read_text())["error"].split())
+
+
+def test_a_policy_without_its_method_is_refused_before_the_run(cli: Any, tmp_path: Path) -> None:
+    ran = cli("simulate", "--policy", f"assignment={__name__}:NotAMethod", "--journal", "a.jsonl")
+    assert "NotAMethod has no method 'choose_batch'" in refused(ran)
+    assert not (tmp_path / "a.jsonl").exists()
+
+
+# --- models and the torch world
+
+
+def test_models_are_listed_without_torch(cli: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MINEDRAFT_CACHE", str(tmp_path))
+    assert "smollm2-drop6" in cli("models").out
+    assert "minedraft models get smollm2" in refused(cli("models", "path", "smollm2"))
+    assert "known are smollm2" in refused(cli("models", "path", "smol"))
+    (tmp_path / "smollm2").mkdir()
+    assert cli("models", "path", "smollm2").out == f"{tmp_path}/smollm2\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--target", "folder"], "folder"),
+        (["--target", "./folder"], "has no config.json"),
+        (["--target", "smolm2"], "did you mean 'smollm2'?"),
+        (["-k", "-1"], "-k -1: scheduler.num_speculative_tokens: is -1, must be >= 0"),
+        (["--backend", "tpu"], "use torch"),
+        (["--mode", "sd", "--draft", ""], "needs a drafter"),
+        (["--prompts", "none.txt"], "none.txt: No such file"),
+        (["--prompts", "bad.jsonl"], 'bad.jsonl:2: no text "prompt"'),
+        (["--prompts", "odd.jsonl"], "odd.jsonl:1: unknown field 'max_token'"),
+        (["--prompts", "empty.txt"], "holds no prompt"),
+    ],
+)
+def test_a_run_on_models_refuses_what_it_cannot_use(
+    cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: Sequence[str], part: str
+) -> None:
+    monkeypatch.setenv("MINEDRAFT_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "bad.jsonl").write_text('{"prompt": "a"}\n{"text": "b"}\n')
+    (tmp_path / "odd.jsonl").write_text('{"prompt": "a", "max_token": 3}\n')
+    (tmp_path / "empty.txt").write_text("\n")
+    target = [] if "--target" in arguments else ["--target", "./model"]
+    assert part in refused(cli("run", "--prompt", "Hello", *target, *arguments))
+
+
+def test_a_run_without_a_prompt_is_refused(cli: Any) -> None:
+    assert "--prompt TEXT or --prompts FILE" in refused(cli("run"))
+
+
+def test_the_demo_says_that_the_torch_extra_is_missing(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minedraft.commands.demo.has_torch_extra", lambda: False)
+    line = refused(cli("demo"))
+    assert "pip install 'minedraft[torch]'" in line
+    assert "--simulate-only" in line
+
+
+def test_the_simulated_demo_shows_gains_next_to_the_closed_form(
+    cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minedraft.commands.demo_paper.NUM_REQUESTS", 60)
+    ran = cli("demo", "--simulate-only", "--output-dir", "files")
+    assert ran.code == 0, ran.err
+    assert "+99.5 %" in ran.out
+    assert "ui.perfetto.dev" in ran.out
+    for name in re.findall(r"^  (files/\S+)$", ran.out, re.MULTILINE):
+        assert (tmp_path / name).stat().st_size
+    journal = next((tmp_path / "files").glob("*.journal.jsonl"))
+    assert cli("replay", journal).out.startswith("identical")
+
+
+@pytest.mark.slow
+def test_models_write_the_same_text_in_all_modes(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    transformers = pytest.importorskip("transformers")
+    from torch_kit import ThreadWorker
+
+    from minedraft.backends.torch.backend import TorchBackend
+    from minedraft.backends.torch.surgery import make_noisy_copy, make_tiny_llama
+
+    # Processes take ten seconds to start; they have tests of their own.
+    defaults = {**(TorchBackend.__init__.__kwdefaults__ or {}), "launch": ThreadWorker}
+    monkeypatch.setattr(TorchBackend.__init__, "__kwdefaults__", defaults)
+    make_tiny_llama(tmp_path / "target", seed=1, vocab_size=64)
+    words = {f"w{i}": i for i in range(64)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path / "target")
+    make_noisy_copy(tmp_path / "target", tmp_path / "draft", 0.05)
+    (tmp_path / "p.jsonl").write_text(
+        '{"prompt": "w5 w6"}\n{"prompt": "w7", "max_tokens": 5}\n{"prompt": "w9 w3 w2"}\n'
+    )
+    files = ("--json", "a.json", "--journal", "a.jsonl", "--trace", "t.json")
+    outputs = []
+    for mode in ("ar", "sd", "psd"):
+        ran = cli("run", "--target", "./target", "--draft", "./draft", "--prompts", "p.jsonl", "--mode", mode,
+                  "--max-tokens", 12, "-k", 2, "--dtype", "float64", *files)  # fmt: skip
+        assert ran.code == 0, ran.err
+        figures = json.loads((tmp_path / "a.json").read_text())
+        outputs.append(figures["outputs"])
+        assert (figures["mode"], figures["num_draft_devices"] > 0) == (mode, mode != "ar" and os.cpu_count() != 1)
+        assert outputs[-1][0]["text"] in ran.out
+        assert cli("replay", "a.jsonl").out.startswith("identical")
+    assert outputs[0] == outputs[1] == outputs[2]
+    assert outputs[0][1]["num_tokens"] <= 5
+
+
+# --- the program
+
+
+def test_version_and_help(cli: Any) -> None:
+    assert cli("--version").out == f"minedraft {minedraft.__version__}\n"
+    for arguments in ((), ("--help",)):
+        ran = cli(*arguments)
+        assert ran.code == 0
+        for command in ("simulate", "compare", "run", "replay", "models", "demo", "config"):
+            assert re.search(rf"^  {command} ", ran.out, re.MULTILINE)
+    assert "did you mean 'simulate'" in refused(cli("simulat")).lower()
+
+
+def python(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, cwd=cwd, env=environment, check=False
+    )
+
+
+def test_the_core_imports_without_any_world() -> None:
+    script = (
+        "import sys\n"
+        "class Block:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] in ('torch', 'vllm', 'simpy', 'transformers'):\n"
+        "            raise ImportError(f'{name} is blocked')\n"
+        "sys.meta_path.insert(0, Block())\n"
+        "import minedraft, minedraft.cli, minedraft.config, minedraft.commands.simulate, minedraft.commands.demo\n"
+        "minedraft.load_policies()\n"
+    )
+    ran = python("-W", "error", "-c", script)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_simulate_imports_neither_torch_nor_matplotlib() -> None:
+    script = (
+        "import sys\n"
+        "from minedraft.cli import run_cli\n"
+        "assert run_cli(['simulate', '--num-requests', '3', '--json', '-']) == 0\n"
+        "heavy = {'torch', 'transformers', 'matplotlib', 'vllm', 'pandas'} & sys.modules.keys()\n"
+        "assert not heavy, heavy\n"
+    )
+    ran = python("-W", "error", "-c", script)
+    assert ran.returncode == 0, ran.stderr
+
+
+MAIN = "from minedraft.cli import main; main()"
+
+
+def test_a_policy_may_lie_in_the_users_folder(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("class First:\n    def rank(self, seq):\n        return 0.0\n")
+    ran = python("-P", "-c", MAIN, "simulate", "--num-requests", "3", "--policy", "admission=mine:First", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_whole_files(tmp_path: Path) -> None:
+    journal, figures = tmp_path / "a.jsonl", tmp_path / "a.json"
+    load = ["--num-requests", "1000000", "--set", "workload.arrivals={kind='poisson',rate=3}"]
+    arguments = ["simulate", *load, "--journal", str(journal), "--json", str(figures)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", MAIN, *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not (journal.exists() and journal.stat().st_size > 1 << 20) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "minedraft: error: interrupted\n")
+    assert "stopped early" in out
+    whole(journal)
+    assert json.loads(figures.read_text())["error"] == "interrupted"

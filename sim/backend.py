@@ -38,7 +38,7 @@ from minedraft.request import FinishReason, RequestId
 from minedraft.sim.acceptance import AcceptanceModel
 from minedraft.sim.cost import CostModel
 from minedraft.sim.faults import Faults
-from minedraft.sim.workload import SimRequest
+from minedraft.sim.workload import SimRequest, WorkloadError
 from minedraft.work import (
     DrafterLost,
     DrafterReady,
@@ -173,8 +173,9 @@ class SimBackend:
         host: the host, a device too.
 
     Raises:
-        ValueError: an argument is out of range. `next_event` raises it too: for arrivals that are not in
-            order, and for the id of a request that is still alive.
+        ValueError: an argument is out of range.
+        WorkloadError: from here or from `next_event`, for arrivals that are not in order and for the id of a request
+            that is still alive.
     """
 
     def __init__(
@@ -374,7 +375,7 @@ class SimBackend:
         if head is None:
             return
         if head.arrival_s < before_s:
-            raise ValueError(
+            raise WorkloadError(
                 f"workload: request {head.request_id!r} arrives at {head.arrival_s} s, before its predecessor "
                 f"at {before_s} s; sort the workload by arrival"
             )
@@ -397,7 +398,7 @@ class SimBackend:
         assert head is not None
         request_id = head.request_id
         if request_id in self._truths:
-            raise ValueError(f"workload: the id of request {request_id!r} belongs to one that is still alive")
+            raise WorkloadError(f"workload: the id of request {request_id!r} belongs to one that is still alive")
         num_output = min(head.output_len, head.max_tokens)
         stops = head.output_len < head.max_tokens
         truth = self._truths[request_id] = _Truth(head.prompt_len, num_output, stops, self._num_arrived)

@@ -23,6 +23,10 @@ from minedraft.request import Request, RequestId
 _CHUNK: Final = 1024  # draws per call into numpy; a stream's values do not depend on it
 
 
+class WorkloadError(ValueError):
+    """Requests that can't be served as they come: out of order, or two of one name alive at once."""
+
+
 @dataclass(frozen=True, slots=True)
 class SimRequest:
     """A request together with what only the world knows of it.

@@ -101,10 +101,6 @@ def drive(
             outcome.failure = CommandError(f"{error}{_whose(error, header)}")
         except expected as error:
             outcome.failure = CommandError(str(error))
-        except ValueError as error:
-            if not str(error).startswith("workload: "):  # how a world blames its input; others are our bugs
-                raise
-            outcome.failure = CommandError(str(error))
         except OSError as error:
             outcome.failure = unusable_file(error)
     outcome.summary = collector.summarize()

@@ -58,6 +58,7 @@ def simulate(
         CommandError: the trace is bad at its first line, or a file can't be opened.
     """
     from minedraft.sim.traces import TraceError
+    from minedraft.sim.workload import WorkloadError
 
     try:
         backend = config.build_world()
@@ -72,7 +73,7 @@ def simulate(
         label=label,
         total=config.workload.num_requests,
         note_ended=backend.note_ended,
-        world_errors=(TraceError,),
+        world_errors=(TraceError, WorkloadError),
     )
 
 

@@ -10,6 +10,10 @@ Contract of `Backend`:
   draft work in flight (a result for it that still comes is ignored).
 * What happened at the same moment is told together: after an event the engine asks `ready`, takes the next event while
   the answer is yes, and only then asks the core for work.
+* A work may name a request that was aborted or preempted after it was decided on, even in the same call: it is run all
+  the same, and its result for that request is ignored.
+* The core waits for works without a deadline of its own. A world that gives up on a drafter that hangs or is late says
+  `DrafterLost` (or `WorkFailed`), and the requests go on without drafts.
 * An event is reported once. Ids of requests that are alive are unique.
 """
 

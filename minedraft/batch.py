@@ -171,14 +171,6 @@ class BatchManager:
         for seq, index in moves:
             self.assign(seq, index)
 
-    def longest_in(self, phase: BatchPhase) -> Batch | None:
-        """The non-empty batch that has been in `phase` for the longest time."""
-        best: Batch | None = None
-        for batch in self.batches:
-            if batch.phase is phase and batch.members and (best is None or batch.phase_stamp < best.phase_stamp):
-                best = batch
-        return best
-
     def is_open(self, num_active: int) -> bool:
         """Whether some of the first `num_active` batches is IDLE and some, not necessarily the same, has room."""
         idle = room = False

@@ -50,8 +50,28 @@ def can_draft(seq: SequenceState) -> bool:
     )
 
 
-def mark_undrafted(batch: Batch, cause: ZeroDraft) -> None:
-    """Give every member k = 0 for this round; `cause` is for those who could have drafted."""
+def wants_draft(state: SchedulerState, batch: Batch) -> bool:
+    """Whether some member could use drafts and the draft-length policy would give it any.
+
+    Raises:
+        PolicyError: an illegal draft length.
+    """
+    if not state.speculating or not state.drafter_up:
+        return False
+    return any(can_draft(seq) and _wanted_length(state, batch, seq) > 0 for seq in batch.members.values())
+
+
+def _wanted_length(state: SchedulerState, batch: Batch, seq: SequenceState) -> int:
+    try:
+        wanted = state.policies.draft_length.num_draft_tokens(seq.view, batch.view, state.load)
+    except Exception as error:
+        raise PolicyError(f"draft_length policy failed on {seq.request_id!r}: {error}") from error
+    return wanted if type(wanted) is int and wanted >= 0 else _checked_length(seq, wanted)
+
+
+def mark_undrafted(state: SchedulerState, batch: Batch) -> None:
+    """Note why each member has k = 0 in this round: nothing is drafted for this batch."""
+    cause = ZeroDraft.POLICY if state.drafter_up else ZeroDraft.DRAFTER_DOWN
     for seq in batch.members.values():
         seq.zero_cause = cause if can_draft(seq) else _standing_cause(seq)
 
@@ -62,37 +82,40 @@ def _standing_cause(seq: SequenceState) -> ZeroDraft:
     return ZeroDraft.LENGTH_LIMIT if seq.max_draft else seq.no_draft_cause
 
 
-def build_draft(state: SchedulerState, batch: Batch, work_id: int, verifier_free: bool) -> DraftInFlight | None:
+def build_draft(state: SchedulerState, batch: Batch, work_id: int) -> DraftInFlight | None:
     """Plan the draft half of a batch's round and make the work for it.
 
-    Decoding members get their k; members still computing their prompt have theirs ingested by the drafter meanwhile.
+    Decoding members get their k; prompts that the target has yet to compute are ingested by the drafter in the same
+    work. A batch of nothing but prompts gets no work of its own: it would be closed to newcomers, and kept from a
+    target that falls idle, for an ingestion that a later round hides as well.
 
     Args:
         state: the scheduler's state; the drafter is there and free.
         batch: an IDLE batch with members.
         work_id: for the work.
-        verifier_free: the target waits; then a batch that has only prompts to ingest goes straight to it.
 
     Returns:
-        The work, or None if there is nothing to do for the drafter in this round.
+        The work, or None if nothing can be drafted in this round.
 
     Raises:
         PolicyError: an illegal draft length or victim.
     """
     decodes: list[SequenceState] = []
     prefills: list[SequenceState] = []
+    num_lagging = 0
     for seq in batch.members.values():
-        (decodes if seq.num_tokens - seq.num_computed == 1 else prefills).append(seq)
-    entries = _Entries()
-    bulk = max(0, state.config.draft_budget - MAX_ROUTINE_INGEST * len(decodes))
-    bulk = _plan_decodes(state, batch, decodes, prefills, entries, bulk)
-    if not entries.seqs and verifier_free:
-        for seq in prefills:
+        if seq.num_tokens - seq.num_computed == 1:
+            decodes.append(seq)
+            num_lagging += seq.num_tokens - seq.num_draft_computed > MAX_ROUTINE_INGEST
+        else:
+            prefills.append(seq)
             seq.zero_cause = ZeroDraft.PREFILL
-        return None
-    _plan_prefills(batch, prefills, entries, bulk)
+    entries = _Entries()
+    bulk = state.config.draft_budget - MAX_ROUTINE_INGEST * (len(decodes) - num_lagging)
+    bulk = _plan_decodes(state, batch, decodes, prefills, entries, bulk)
     if not entries.seqs:
         return None
+    _plan_prefills(batch, prefills, entries, bulk)
     return _make_work(state, batch, work_id, entries)
 
 
@@ -111,6 +134,9 @@ def _plan_decodes(
     choose = state.policies.draft_length.num_draft_tokens
     index, batch_view, load = batch.index, batch.view, state.load
     spare = _draft_allowance(state, decodes, prefills)
+    if spare < len(decodes) * state.config.num_speculative_tokens:
+        first = decodes[0].round % len(decodes) if decodes else 0  # not always the same ones go short
+        decodes = decodes[first:] + decodes[:first]
     for seq in decodes:
         if seq.batch != index:  # it gave way to one before it
             continue
@@ -120,6 +146,8 @@ def _plan_decodes(
             num_draft = seq.max_draft
         if num_draft <= 0:
             seq.zero_cause = _standing_cause(seq)
+            if seq.draft_capacity:  # it is never drafted again
+                state.drop_draft_kv(seq)
             continue
         try:
             wanted = choose(seq.view, batch_view, load)
@@ -182,11 +210,19 @@ def _draft_allowance(state: SchedulerState, decodes: list[SequenceState], prefil
 
 
 def _fit_draft_kv(state: SchedulerState, seq: SequenceState, num_draft: int, placed: list[SequenceState]) -> int:
-    """Room for the drafts in the draft pool (the last draft's KV is never written); shortens k if need be."""
+    """Room for the drafts in the draft pool (the last draft's KV is never written); shortens k if need be.
+
+    Who holds draft KV may grow at the cost of later arrivals. Who holds none comes back only into room that is free,
+    with a block to spare for each running request: else the pool's requests would evict each other in turn, and the
+    drafter would spend its time ingesting contexts again.
+    """
+    pool = state.draft_pool
+    assert pool is not None
     needed = seq.num_tokens + num_draft - 1
+    if not seq.draft_capacity and not state.has_draft_room(needed):
+        seq.zero_cause = ZeroDraft.DRAFT_KV
+        return 0
     capacity = reserve_draft(state, seq, needed, [*placed, seq])
-    if capacity >= needed:
-        return num_draft
     if capacity < seq.num_tokens:
         capacity = reserve_draft(state, seq, seq.num_tokens, [*placed, seq])
     num_draft = min(num_draft, max(0, capacity - seq.num_tokens + 1))
@@ -198,7 +234,6 @@ def _fit_draft_kv(state: SchedulerState, seq: SequenceState, num_draft: int, pla
 def _plan_prefills(batch: Batch, prefills: list[SequenceState], entries: _Entries, bulk: int) -> None:
     """Let the drafter ingest prompts while the target has yet to compute them."""
     for seq in prefills:
-        seq.zero_cause = ZeroDraft.PREFILL
         num_new = min(seq.num_tokens - seq.num_draft_computed, bulk)
         if num_new > 0 and seq.max_draft and seq.batch == batch.index and seq.draft_capacity >= seq.num_tokens:
             bulk -= num_new
@@ -208,7 +243,7 @@ def _plan_prefills(batch: Batch, prefills: list[SequenceState], entries: _Entrie
 def _make_work(state: SchedulerState, batch: Batch, work_id: int, entries: _Entries) -> DraftInFlight:
     seqs = entries.seqs
     for seq in seqs:
-        seq.drafting = True
+        seq.drafting = seq.in_drafter = True
     work = DraftWork(
         work_id,
         batch.index,
@@ -253,8 +288,10 @@ def apply_draft(in_flight: DraftInFlight, result: DraftResult) -> None:
 def cancel_draft(in_flight: DraftInFlight, cause: ZeroDraft) -> None:
     """The work came to nothing: its sequences go on without drafts."""
     work = in_flight.work
-    for seq, incarnation, wanted in zip(in_flight.seqs, work.incarnations, work.num_draft, strict=True):
+    columns = zip(in_flight.seqs, work.incarnations, work.num_computed, work.num_draft, strict=True)
+    for seq, incarnation, kept, wanted in columns:
         if seq.incarnation == incarnation and seq.drafting:
             seq.drafting = False
+            seq.num_draft_computed = kept  # the drafter may have rewound to here before it failed
             if wanted:
                 seq.zero_cause = cause

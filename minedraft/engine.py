@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from minedraft.backend import Backend
 from minedraft.request import RequestOutput
 from minedraft.scheduler import Scheduler
+from minedraft.work import WorldError
 
 
 class Engine:
@@ -44,9 +45,15 @@ class Engine:
         return outputs
 
     def outputs(self) -> Iterator[RequestOutput]:
-        """Run, yielding every request as it ends."""
+        """Run, yielding every request as it ends.
+
+        Raises:
+            WorldError: see `step`; or nothing will happen any more, but requests are unfinished.
+        """
         while (ended := self.step()) is not None:
             yield from ended
+        if self.scheduler.num_unfinished:
+            raise WorldError(f"the world came to its end with {self.scheduler.num_unfinished} requests unfinished")
 
     def run(self) -> list[RequestOutput]:
         """Run to the end; all requests' outputs in the order in which they ended."""

@@ -121,9 +121,9 @@ def _evict_draft_kv(
         candidates = [other for other in candidates if other.draft_capacity]
         victim = _ask(state, candidates, KVNeed("draft", need, pool.block_size, seq.view))
         chosen = state.running[victim.seq.request_id]
-        if victim.mode is PreemptionMode.RECOMPUTE and chosen.batch in verifying:
-            raise PolicyError(f"preemption policy chose recompute for {chosen.request_id!r}, which is being verified")
-        state.preempt(chosen, victim.mode)
+        # What is being verified can't be thrown away, which the policy has no way to know: its draft KV will do.
+        mode = PreemptionMode.DROP_DRAFT_KV if chosen.batch in verifying else victim.mode
+        state.preempt(chosen, mode)
     return pool.reserve(seq.request_id, num_tokens)
 
 

@@ -11,14 +11,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from minedraft.batch import Batch, BatchPhase
-from minedraft.drafting import (
-    DraftInFlight,
-    apply_draft,
-    build_draft,
-    can_draft,
-    cancel_draft,
-    mark_undrafted,
-)
+from minedraft.drafting import DraftInFlight, apply_draft, build_draft, cancel_draft, mark_undrafted, wants_draft
 from minedraft.kv_cache import KVPool, PagedPool
 from minedraft.policy import Mode, Move, Policies, PolicyError
 from minedraft.request import FinishReason, RequestOutput
@@ -72,6 +65,7 @@ class Scheduler:
         self._verify: VerifyInFlight | None = None
         self._void_work_ids: dict[int, None] = {}  # draft works whose drafter died; a late result is ignored
         self._next_work_id = 0
+        self._policy_error: PolicyError | None = None
 
     # ---------------------------------------------------------------- first verb
 
@@ -85,13 +79,32 @@ class Scheduler:
             Works to submit in this order: at most one per free device group.
 
         Raises:
-            PolicyError: a policy's decision is illegal; nothing of it was done.
+            PolicyError: a policy's decision is illegal; nothing of that decision was done. If works had been decided
+                before it in the same call, they are returned, and the next call raises.
         """
+        self._advance_clock(now_s)
+        if self._policy_error is not None:
+            error, self._policy_error = self._policy_error, None
+            raise error
         state = self.state
-        assert now_s >= state.now_s, (now_s, state.now_s)
-        state.now_s = now_s
         if not state.sequences or (self._verify is not None and not self._can_draft()):
             return []  # nobody is there, or no device is free: whatever is decided later is decided knowing more
+        works: list[Work] = []
+        try:
+            self._decide(works)
+        except PolicyError as error:
+            if not works:
+                raise
+            self._policy_error = error  # what was decided before stands and must be submitted
+        return works
+
+    def _advance_clock(self, now_s: float) -> None:
+        if now_s < self.state.now_s:
+            raise WorldError(f"time went back from {self.state.now_s!r} s to {now_s!r} s")
+        self.state.now_s = now_s
+
+    def _decide(self, works: list[Work]) -> None:
+        state = self.state
         try:
             mode = self.policies.mode.choose_mode(state.load)
             if mode is not state.mode:
@@ -100,7 +113,6 @@ class Scheduler:
             raise
         except Exception as error:
             raise PolicyError(f"mode policy failed: {error}") from error
-        works: list[Work] = []
         while True:
             num_victims = state.num_victims
             if state.waiting.num_live:
@@ -110,7 +122,7 @@ class Scheduler:
             while (self._verify is None and self._start_verify(works)) or self._start_draft(works):
                 pass
             if state.num_victims == num_victims:  # else there may be room for others now
-                return works
+                return
 
     def _can_draft(self) -> bool:
         """Whether a drafter is there, wanted and free."""
@@ -160,11 +172,15 @@ class Scheduler:
         return checked
 
     def _start_verify(self, works: list[Work]) -> bool:
-        """Give a free target the batch that has been DRAFTED for the longest time."""
+        """Give a free target the batch that has waited longest for it."""
         state = self.state
-        batch = state.batches.longest_in(BatchPhase.DRAFTED)
+        batch = self._next_for_target()
         if batch is None:
             return False
+        if batch.phase is BatchPhase.IDLE:
+            if state.speculating:
+                mark_undrafted(state, batch)
+            state.batches.set_phase(batch, BatchPhase.DRAFTED)
         made = build_verify(state, batch, self._next_work_id)
         if made is None:
             # All members were preempted, which already turned the batch IDLE.
@@ -176,40 +192,41 @@ class Scheduler:
         works.append(made.work)
         return True
 
+    def _next_for_target(self) -> Batch | None:
+        """Of the batches that are DRAFTED, or IDLE with nothing to draft, the one whose phase has lasted longest (I16).
+
+        The target comes before the drafter, so that it never waits for a batch that needs no drafter (I17), and the
+        drafter isn't given what the target's work then preempts.
+        """
+        best: Batch | None = None
+        for batch in self.state.batches.batches:
+            if not batch.members or (best is not None and batch.phase_stamp > best.phase_stamp):
+                continue
+            phase = batch.phase
+            if phase is BatchPhase.DRAFTED or (phase is BatchPhase.IDLE and not wants_draft(self.state, batch)):
+                best = batch
+        return best
+
     def _start_draft(self, works: list[Work]) -> bool:
-        """Bring one IDLE batch on its way: to the drafter, or straight to the target if there is nothing to draft."""
-        batches = [b for b in self.state.batches.batches if b.phase is BatchPhase.IDLE and b.members]
+        """Give a free drafter the batch that has been IDLE for the longest time and has anything to draft."""
+        if not self._can_draft():
+            return False
+        state = self.state
+        batches = [b for b in state.batches.batches if b.phase is BatchPhase.IDLE and b.members]
         if len(batches) > 1:
             batches.sort(key=lambda batch: batch.phase_stamp)
-        for batch in batches:  # noqa: SIM110 (`any` over a generator costs more than the rest of this)
-            if self._advance(batch, works):
+        for batch in batches:
+            made = build_draft(state, batch, self._next_work_id)
+            if made is not None:
+                self._next_work_id += 1
+                state.batches.set_phase(batch, BatchPhase.DRAFTING)
+                self._draft = made
+                works.append(made.work)
                 return True
-        return False
-
-    def _advance(self, batch: Batch, works: list[Work]) -> bool:
-        state = self.state
-        verifier_free = self._verify is None
-        if state.speculating and state.drafter_up:
-            if self._draft is None:
-                made = build_draft(state, batch, self._next_work_id, verifier_free)
-                if made is not None:
-                    self._next_work_id += 1
-                    state.batches.set_phase(batch, BatchPhase.DRAFTING)
-                    self._draft = made
-                    works.append(made.work)
-                    return True
-                if not verifier_free or not batch.members:
-                    return False  # stay open for others to join until the target is free
+            if self._verify is None and batch.members:  # else it stays open for others to join
                 state.batches.set_phase(batch, BatchPhase.DRAFTED)
                 return True
-            if any(can_draft(seq) for seq in batch.members.values()):
-                return False  # wait for the drafter
-        if not verifier_free:
-            return False
-        if state.speculating:
-            mark_undrafted(batch, ZeroDraft.POLICY if state.drafter_up else ZeroDraft.DRAFTER_DOWN)
-        state.batches.set_phase(batch, BatchPhase.DRAFTED)
-        return True
+        return False
 
     # --------------------------------------------------------------- second verb
 
@@ -226,9 +243,8 @@ class Scheduler:
         Raises:
             WorldError: the event breaks the contract of the seam.
         """
+        self._advance_clock(now_s)
         state = self.state
-        assert now_s >= state.now_s, (now_s, state.now_s)
-        state.now_s = now_s
         match event:
             case WorkDone():
                 return self._work_done(event)
@@ -245,6 +261,8 @@ class Scheduler:
             case DrafterReady():
                 if state.draft_pool is None:
                     raise WorldError("a drafter came up, but num_draft_blocks is 0")
+                if state.drafter_up:  # a new one took the old one's place unseen: what that one held is gone
+                    self._lose_drafter()
                 state.drafter_up = True
         return []
 
@@ -298,7 +316,11 @@ class Scheduler:
             return []
         batch.num_failures = 0
         detail = f"verification failed {self.config.max_verify_failures} times in a row: {event.message}"
-        return [state.finish(seq, FinishReason.ERROR, detail) for seq in tuple(batch.members.values())]
+        return [
+            state.finish(seq, FinishReason.ERROR, detail)
+            for seq, incarnation in zip(verify.seqs, verify.work.incarnations, strict=True)
+            if seq.incarnation == incarnation  # whoever has joined meanwhile has nothing to do with it
+        ]
 
     def _lose_drafter(self) -> None:
         if self._draft is not None:

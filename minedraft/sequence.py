@@ -30,6 +30,7 @@ class SequenceState:
         num_drafted: drafts that wait for their verification; consumed at most once.
         num_selected: how many of them will be verified, from the front.
         drafting: a draft work that includes this sequence is in flight and its result still counts.
+        in_drafter: the drafter was given a work that names this incarnation, so it must be told to forget it.
         zero_cause: why `num_drafted` is 0.
         no_draft_cause: why `max_draft` is 0, if it is.
         probs: the drafter's probabilities of the pending drafts, if the world has them.
@@ -48,6 +49,7 @@ class SequenceState:
         "draft_capacity",
         "draft_limit",
         "drafting",
+        "in_drafter",
         "incarnation",
         "limit",
         "max_draft",
@@ -88,6 +90,7 @@ class SequenceState:
         self.num_selected = 0
         self.probs: tuple[float, ...] = ()
         self.drafting = False
+        self.in_drafter = False
         self.zero_cause = ZeroDraft.PREFILL
         self.no_draft_cause = ZeroDraft.OPTED_OUT
         self.target_capacity = 0

@@ -69,15 +69,17 @@ class SchedulerState:
         """Take a new request in; returns an output only if it is refused."""
         if request.request_id in self.sequences:
             raise WorldError(f"request id {request.request_id!r} is already alive")
-        self.num_arrived += 1
         config = self.config
         if request.prompt_len >= config.model_len:
+            self.num_arrived += 1
             self.num_finished += 1
             detail = f"prompt_len {request.prompt_len} leaves no room for output in max_model_len {config.model_len}"
             return RequestOutput(request.request_id, FinishReason.ERROR, request.prompt_len, 0, 0, detail)
         seq = self._new_sequence(request)
+        rank = self._rank(seq)  # before anything is changed: a policy may fail
+        self.num_arrived += 1
         self.sequences[seq.request_id] = seq
-        self.waiting.push(seq, self._rank(seq))
+        self.waiting.push(seq, rank)
         return None
 
     def _new_sequence(self, request: Request) -> SequenceState:
@@ -95,7 +97,7 @@ class SchedulerState:
             needed = blocks_for(request.prompt_len + 1, self.draft_pool.block_size)
             if needed > self.draft_pool.num_blocks:
                 max_draft, cause = 0, ZeroDraft.DRAFT_KV
-        seq = SequenceState(request, self.num_arrived - 1, limit, draft_limit, max_draft)
+        seq = SequenceState(request, self.num_arrived, limit, draft_limit, max_draft)
         seq.no_draft_cause = cause
         return seq
 
@@ -147,28 +149,32 @@ class SchedulerState:
         return index
 
     def _reserve_context(self, seq: SequenceState) -> bool:
-        """Blocks for all known tokens in both pools, or in neither (I8)."""
+        """Target blocks for all known tokens, or nothing; with them draft blocks, if there is room for those too.
+
+        A short draft pool holds nobody back: a request without draft KV is served with k = 0 until there is room.
+        """
         pool = self.target_pool
         spare = self.config.watermark_blocks if self.running else 0
         if blocks_for(seq.num_tokens, pool.block_size) + spare > pool.num_free_blocks:
             return False
-        if self._wants_draft_kv(seq):
-            assert self.draft_pool is not None
-            seq.draft_capacity = self.draft_pool.reserve(seq.request_id, seq.num_tokens)
-            if not seq.draft_capacity:
-                return False
         seq.target_capacity = pool.reserve(seq.request_id, seq.num_tokens)
         if not seq.target_capacity:
-            self.drop_draft_kv(seq)
             return False
+        if self._wants_draft_kv(seq) and self.has_draft_room(seq.num_tokens):
+            assert self.draft_pool is not None
+            seq.draft_capacity = self.draft_pool.reserve(seq.request_id, seq.num_tokens)
         return True
 
     def _wants_draft_kv(self, seq: SequenceState) -> bool:
-        """Whether to hold draft KV from the start: it will be drafted, and its context fits the draft pool at all."""
-        pool = self.draft_pool
-        if pool is None or not self.speculating or not self.drafter_up or not seq.max_draft:
+        """Whether it is going to be drafted, as far as is known when it is admitted."""
+        if not self.speculating or not self.drafter_up or not seq.max_draft:
             return False
-        return blocks_for(seq.num_tokens, pool.block_size) <= pool.num_blocks
+        return seq.num_tokens + 2 <= seq.draft_limit
+
+    def has_draft_room(self, num_tokens: int) -> bool:
+        """Whether the draft pool can take a newcomer of this length and still grow by a block per running request."""
+        pool = self.draft_pool
+        return pool is not None and blocks_for(num_tokens, pool.block_size) + len(self.running) <= pool.num_free_blocks
 
     def release(self, seq: SequenceState) -> None:
         """Give back all blocks of a sequence, and tell both groups to drop what they keep for it."""
@@ -185,8 +191,9 @@ class SchedulerState:
             assert self.draft_pool is not None
             self.draft_pool.release(seq.request_id)
             seq.draft_capacity = 0
-            if seq.incarnation != NO_INCARNATION:
+            if seq.in_drafter:
                 self.draft_freed.append((seq.request_id, seq.incarnation))
+        seq.in_drafter = False
         seq.reset_draft_kv()
 
     def preempt(self, seq: SequenceState, mode: PreemptionMode) -> None:
@@ -195,11 +202,12 @@ class SchedulerState:
         if mode is PreemptionMode.DROP_DRAFT_KV:
             self.drop_draft_kv(seq)
             return
+        rank = self._rank(seq)  # before anything is changed: a policy may fail
         self._leave(seq)
         seq.reset_progress()
         seq.set_status(SequenceStatus.PREEMPTED)
         seq.num_preemptions += 1
-        self.waiting.push(seq, self._rank(seq))
+        self.waiting.push(seq, rank)
 
     def _leave(self, seq: SequenceState) -> None:
         self.batches.remove(seq)

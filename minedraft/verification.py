@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from typing import NamedTuple
 
-from minedraft.batch import Batch
+from minedraft.batch import Batch, BatchPhase
 from minedraft.memory_pressure import reserve_target
 from minedraft.policy import Draft, PolicyError
 from minedraft.request import FinishReason, RequestOutput
@@ -35,6 +35,8 @@ def build_verify(state: SchedulerState, batch: Batch, work_id: int) -> VerifyInF
     if not state.keeps_all_drafts:
         _select(state, batch)
     seqs, drafts = _place_decodes(state, batch)
+    if batch.phase is BatchPhase.IDLE:
+        return None  # all gave way; whoever was incoming has joined, and starts with a round of its own
     num_new = [1] * len(seqs)
     is_last = [True] * len(seqs)
     if len(seqs) < len(batch.members):
@@ -67,6 +69,8 @@ def _select(state: SchedulerState, batch: Batch) -> None:
     drafts = [Draft(seq.view, seq.num_drafted, seq.probs) for seq in batch.members.values() if seq.num_drafted]
     if not drafts:
         return
+    first = state.sequences[drafts[0].seq.request_id].round % len(drafts)
+    drafts = drafts[first:] + drafts[:first]  # not always the same ones are looked at last
     total = sum(draft.num_drafted for draft in drafts)
     capacity = total if capacity is None else min(capacity, total)
     try:
@@ -89,6 +93,16 @@ def _select(state: SchedulerState, batch: Batch) -> None:
 
 def _place_decodes(state: SchedulerState, batch: Batch) -> tuple[list[SequenceState], list[int]]:
     """Decoding members with the drafts that the target pool has room for."""
+    try:
+        return _reserve_decodes(state, batch)
+    except PolicyError:
+        for seq in batch.members.values():  # blocks for drafts go back: nothing is verified
+            if seq.target_capacity:
+                seq.target_capacity = state.target_pool.trim(seq.request_id, seq.num_tokens)
+        raise
+
+
+def _reserve_decodes(state: SchedulerState, batch: Batch) -> tuple[list[SequenceState], list[int]]:
     seqs: list[SequenceState] = []
     drafts: list[int] = []
     for seq in tuple(batch.members.values()):

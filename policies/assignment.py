@@ -9,11 +9,16 @@ from minedraft.sequence import SequenceView
 
 
 class FewestRequests:
-    """The batch with the fewest requests; the first among equals. Keeps sizes within one of each other."""
+    """The batch with the fewest requests, an IDLE one among equals. Keeps sizes within one of each other."""
 
     def choose_batch(self, seq: SequenceView, batches: Sequence[BatchView]) -> int:
         """Smallest by `num_requests`."""
-        return min(range(len(batches)), key=lambda i: (not batches[i].has_room, batches[i].num_requests, i))
+
+        def order(i: int) -> tuple[bool, int, bool, int]:
+            batch = batches[i]
+            return (not batch.has_room, batch.num_requests, batch.phase is not BatchPhase.IDLE, i)
+
+        return min(range(len(batches)), key=order)
 
 
 class LeastTokens:

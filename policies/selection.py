@@ -8,15 +8,16 @@ from minedraft.policy import Draft
 
 
 class All:
-    """Everything that was drafted; beyond the capacity the last requests of the batch lose theirs."""
+    """Everything that was drafted; if that is over the capacity, everybody's first drafts before anybody's second."""
 
     keeps_all = True
 
     def select(self, drafts: Sequence[Draft], capacity: int) -> Sequence[int]:
-        """All, in order, until the capacity is spent."""
-        kept = []
-        for draft in drafts:
-            count = min(draft.num_drafted, capacity)
-            capacity -= count
-            kept.append(count)
+        """All, or an even share."""
+        kept = [0] * len(drafts)
+        for position in range(max(draft.num_drafted for draft in drafts)):
+            for i, draft in enumerate(drafts):
+                if capacity and draft.num_drafted > position:
+                    kept[i] += 1
+                    capacity -= 1
         return kept

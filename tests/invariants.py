@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from minedraft.batch import BatchPhase
+from minedraft.drafting import wants_draft
 from minedraft.kv_cache import blocks_for
 from minedraft.request import SequenceStatus
 from minedraft.scheduler import Scheduler
@@ -22,8 +23,13 @@ def check_state(scheduler: Scheduler) -> None:
     # I2 and the phases.
     state.batches.check_integrity(list(state.running.values()))
     assert len(state.running) <= config.running_limit  # I9
-    # I17: whoever can run has something under way.
+    # I17: whoever can run has something under way, and a free target leaves nobody who could use it.
     assert scheduler.num_in_flight or not state.sequences, "requests are alive, but nothing is planned"
+    if not any(batch.phase is BatchPhase.VERIFYING for batch in state.batches.batches):
+        for batch in state.batches.batches:
+            assert batch.phase is not BatchPhase.DRAFTED, "a free target, and a batch that waits for it"
+            if batch.phase is BatchPhase.IDLE and batch.members:
+                assert wants_draft(state, batch), "a free target, and a batch with nothing to draft"
     _check_pools(scheduler)
     verifying = {b.index for b in state.batches.batches if b.phase is BatchPhase.VERIFYING}
     drafting = {b.index for b in state.batches.batches if b.phase is BatchPhase.DRAFTING}
@@ -52,6 +58,8 @@ def _check_pools(scheduler: Scheduler) -> None:
             continue
         pool.check_integrity()
         assert set(pool.owners()) <= set(state.running)
+        for freed in (state.target_freed, state.draft_freed):
+            assert len(freed) == len(set(freed)), "told twice to forget"
         for seq in state.running.values():
             assert pool.held_blocks(seq.request_id) * pool.block_size == getattr(seq, attribute)
 
@@ -67,7 +75,9 @@ def check_work(scheduler: Scheduler, work: Work) -> None:
     batch = state.batches.batches[work.batch]
     assert len(work.request_ids) <= config.max_batch_size
     for i, request_id in enumerate(work.request_ids):
-        seq = state.running[request_id]
+        seq = state.running.get(request_id)
+        if seq is None or seq.incarnation != work.incarnations[i]:
+            continue  # preempted by what was decided later in the same call; its result will be ignored
         assert batch.members[request_id] is seq
         assert seq.incarnation == work.incarnations[i]
         k = work.num_draft[i]
@@ -84,6 +94,7 @@ def check_work(scheduler: Scheduler, work: Work) -> None:
             assert held <= blocks_for(seq.num_tokens + k, config.block_size) + 1  # ... and little more
         else:
             assert batch.phase is BatchPhase.DRAFTING
+            assert reach <= config.draft_len, "the drafter is sent beyond its model's context"  # I9
             assert seq.draft_capacity >= max(reach - 1, work.num_computed[i] + work.num_new[i])
     if isinstance(work, VerifyWork):
         assert sum(work.num_new) + sum(work.num_draft) <= config.max_num_batched_tokens  # I9

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -9,14 +10,16 @@ from driver import Driver
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minedraft import FinishReason, Request, SchedulerConfig, WorldError, load_policies
+from minedraft import Engine, FinishReason, Request, SchedulerConfig, WorldError, load_policies
 from minedraft.batch import BatchPhase
 from minedraft.work import (
     DrafterReady,
     DraftResult,
+    Event,
     RequestArrived,
     VerifyResult,
     VerifyWork,
+    Work,
     WorkDone,
     WorkFailed,
     ZeroDraft,
@@ -142,13 +145,25 @@ def test_cold_start_gives_the_prompt_to_the_free_target_first() -> None:
     assert driver.works[0].num_draft == (0,)
 
 
-def test_the_drafter_ingests_a_prompt_while_the_target_is_busy() -> None:
+def test_the_drafter_ingests_a_prompt_beside_drafting() -> None:
+    driver = Driver("sd")
+    driver.arrive(request("a", max_tokens=60))
+    driver.arrive(request("b", prompt_len=9))
+    driver.verify_done()
+    assert driver.drafting is not None
+    work = driver.drafting
+    assert (work.request_ids, work.num_new, work.num_draft) == (("a", "b"), (5, 9), (4, 0))
+
+
+def test_a_batch_of_prompts_stays_open_until_the_target_is_free() -> None:
     driver = Driver()
     driver.arrive(request("a"))
     driver.arrive(request("b", prompt_len=9))
-    assert driver.drafting is not None
-    assert driver.drafting.request_ids == ("b",)
-    assert (driver.drafting.num_new, driver.drafting.num_draft) == ((9,), (0,))
+    assert driver.drafting is None
+    driver.arrive(request("c"), request("d"))
+    driver.verify_done()
+    assert set(driver.verifies()[-1].request_ids) >= {"b"}
+    assert len(driver.verifies()[-1].request_ids) == 2
 
 
 @pytest.mark.parametrize("mode", ["ar", "sd"])
@@ -407,6 +422,185 @@ def test_e6_the_drafter_may_go_at_any_event_and_come_back() -> None:
         assert all(output.num_output_tokens == 25 for output in driver.outputs)
         late = driver.verifies()[before + 2 :]
         assert not late or any(any(work.num_draft) for work in late) or len(late) < 4
+
+
+# --- under pressure
+
+
+def test_a_batch_whose_members_all_give_way_leaves_the_incoming_a_round_of_their_own() -> None:
+    """Every member of a DRAFTED batch is preempted while older requests wait to join it."""
+    policies = load_policies({"admission": "priority", "preemption": "newest", "assignment": "least-tokens"})
+    driver = Driver(policies=policies, block_size=1, max_model_len=18, num_target_blocks=30, kv_watermark=0.0)
+    for i in range(24):
+        driver.arrive(request(f"r{i}", prompt_len=1 + (7 * i) % 9, max_tokens=9, priority=-i))
+        if i % 3 == 2:
+            driver.step(num_accepted=i % 3)
+    driver.drain(num_accepted=1)
+    assert sum(output.num_preemptions for output in driver.outputs) > 0
+
+
+def test_the_drafter_is_never_sent_beyond_its_context_after_a_preemption() -> None:
+    driver = Driver("sd", draft_max_model_len=12, block_size=2, max_model_len=60, num_target_blocks=40)
+    driver.arrive(*requests(3, prompt_len=8, max_tokens=40))
+    driver.drain(num_accepted=1)  # `check_work` looks at every draft work
+    assert sum(output.num_preemptions for output in driver.outputs) > 0
+
+
+def test_who_joins_during_a_failing_verification_does_not_end_with_it() -> None:
+    driver = Driver("ar", max_verify_failures=2)
+    driver.arrive(request("unlucky"))
+    driver.verify_failed()
+    driver.arrive(request("newcomer"))
+    (output,) = driver.verify_failed()
+    assert output.request_id == "unlucky"
+    driver.drain()
+    assert driver.outputs[-1].request_id == "newcomer"
+    assert driver.outputs[-1].finish_reason is FinishReason.LENGTH
+
+
+def test_after_a_failed_draft_no_more_kv_is_claimed_than_the_work_kept() -> None:
+    driver = Driver("sd")
+    driver.arrive(request("a", prompt_len=6, max_tokens=60))
+    driver.verify_done()
+    driver.draft_done()
+    driver.verify_failed()
+    assert driver.drafting is not None
+    kept = driver.drafting.num_computed
+    driver.draft_failed()
+    driver.verify_done()
+    assert driver.drafting is not None
+    assert driver.drafting.num_computed <= kept
+
+
+def test_a_drafter_that_is_replaced_unseen_is_taken_for_empty() -> None:
+    driver = Driver("sd")
+    driver.arrive(request("a", prompt_len=6, max_tokens=60))
+    driver.verify_done()
+    driver.draft_done()
+    driver.drafter_back()
+    driver.verify_done()
+    assert driver.drafting is not None
+    assert driver.drafting.num_computed == (0,)
+
+
+def test_a_full_batch_is_drafted_at_the_smallest_legal_draft_budget() -> None:
+    driver = Driver("sd", max_batch_size=4, max_num_draft_batched_tokens=8)
+    driver.arrive(*requests(4, prompt_len=20, max_tokens=40))
+    driver.drain(num_accepted=4)
+    assert len(driver.verifies()) < 60
+    assert sum(sum(work.num_draft) for work in driver.verifies()) > 50
+
+
+def test_what_the_drafter_never_saw_it_is_not_told_to_forget() -> None:
+    policies = load_policies({"draft_length": "fixed,k=0"})
+    driver = Driver(policies=policies)
+    for i in range(200):
+        driver.arrive(request(f"r{i}", max_tokens=2))
+        driver.step()
+    driver.drain()
+    assert not driver.scheduler.state.draft_freed
+    driver = Driver("sd")
+    driver.arrive(*requests(3, max_tokens=9))
+    driver.drain()
+    assert [key[0] for key in driver.scheduler.state.draft_freed] == ["r0", "r1", "r2"]
+    driver.arrive(request("x"))
+    driver.lose_drafter()
+    assert not driver.scheduler.state.draft_freed
+
+
+def test_a_short_draft_pool_holds_nobody_back_and_does_not_thrash() -> None:
+    """Contexts are ingested about once, not over and over, and admission waits for the target's pool only."""
+    driver = Driver("sd", block_size=4, num_draft_blocks=20, max_batch_size=8)
+    driver.arrive(*requests(8, prompt_len=20, max_tokens=60))
+    driver.step()
+    assert driver.sizes() == (8,)
+    driver.drain(num_accepted=2)
+    bulk = sum(new for work in driver.works if not isinstance(work, VerifyWork) for new in work.num_new if new > 2)
+    assert bulk <= 3 * 8 * 20
+    assert sum(sum(work.num_draft) for work in driver.verifies()) > 0
+
+
+def test_a_batch_for_which_the_policy_says_0_does_not_wait_for_the_drafter() -> None:
+    class OnlyFirstBatch:
+        def num_draft_tokens(self, seq: object, batch: object, load: object) -> int:
+            return 4 if batch.index == 0 else 0  # type: ignore[attr-defined]
+
+    driver = Driver(policies=replace(load_policies(), draft_length=OnlyFirstBatch()))
+    driver.arrive(*requests(4, max_tokens=40))
+    for _ in range(6):
+        driver.verify_done() if driver.verifying is not None else driver.draft_done()
+    assert driver.drafting is not None
+    assert driver.drafting.batch == 0
+    for _ in range(4):  # the drafter takes its time; the other batch goes on
+        assert driver.verifying is not None
+        assert driver.verifying.batch == 1
+        driver.verify_done()
+
+
+def test_short_token_budgets_take_turns() -> None:
+    driver = Driver(
+        "sd", max_batch_size=8, max_num_batched_tokens=10, max_num_draft_batched_tokens=64, num_speculative_tokens=4
+    )
+    driver.arrive(*requests(8, max_tokens=400))
+    for _ in range(200):
+        driver.step(num_accepted=4)
+    written = [seq.num_tokens for seq in driver.scheduler.state.running.values()]
+    assert max(written) - min(written) <= 0.2 * max(written)
+
+
+def test_three_batches_are_served_in_the_order_in_which_they_became_ready() -> None:
+    driver = Driver(num_batches=3, max_batch_size=2)
+    driver.arrive(*requests(6, max_tokens=200))
+    for _ in range(30):
+        driver.step(num_accepted=1)
+    order = [work.batch for work in driver.verifies()][9:]
+    assert all(len(set(order[i : i + 3])) == 3 for i in range(len(order) - 2)), order
+
+
+def test_admission_leaves_the_watermark_free_while_anything_runs() -> None:
+    driver = Driver("ar", block_size=4, num_target_blocks=128, kv_watermark=0.1, max_batch_size=64)
+    driver.arrive(*requests(40, prompt_len=16, max_tokens=200))
+    assert driver.scheduler.state.target_pool.num_free_blocks >= 12
+
+
+def test_a_dead_drafters_late_result_is_taken_once() -> None:
+    driver = Driver("sd")
+    driver.arrive(request("a", max_tokens=60))
+    driver.verify_done()
+    assert driver.drafting is not None
+    late = WorkDone(driver.drafting.work_id, DraftResult((4,)), 0.0, 0.0)
+    driver.lose_drafter()
+    driver.feed(late)
+    with pytest.raises(WorldError, match="not in flight"):
+        driver.feed(late)
+
+
+def test_time_that_goes_back_is_the_worlds_fault() -> None:
+    driver = Driver("ar")
+    driver.arrive(request("a"))
+    with pytest.raises(WorldError, match="time went back"):
+        driver.scheduler.schedule(driver.now_s - 1.0)
+
+
+def test_a_world_that_ends_too_soon_is_told_so() -> None:
+    class Dry:
+        def __init__(self) -> None:
+            self.events = [RequestArrived(request("a"))]
+
+        def now(self) -> float:
+            return 0.0
+
+        def submit(self, work: Work) -> None:
+            pass
+
+        def next_event(self) -> Event | None:
+            return self.events.pop() if self.events else None
+
+        def ready(self) -> bool:
+            return False
+
+    with pytest.raises(WorldError, match="1 requests unfinished"):
+        Engine(Driver("ar").scheduler, Dry()).run()
 
 
 # --- the world's contract

@@ -6,6 +6,9 @@ that ends must have the target's own text.
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import note, settings
@@ -14,7 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from invariants import check_state, check_work
 from toy_world import ToyDevices, ToyModel
 
-from minedraft.policy import BUILTIN, LoadView, Mode, load_policies
+from minedraft.batch import BatchPhase
+from minedraft.drafting import wants_draft
+from minedraft.policy import BUILTIN, Draft, LoadView, Mode, load_policies
 from minedraft.request import FinishReason, Request, RequestOutput
 from minedraft.scheduler import Scheduler, SchedulerConfig
 from minedraft.work import (
@@ -31,6 +36,25 @@ from minedraft.work import (
 )
 
 SLOTS = ("admission", "assignment", "rebalance", "draft_length", "preemption")
+
+
+class SomeDrafts:
+    """A selection policy that keeps a legal but whimsical number of each request's drafts."""
+
+    keeps_all = False
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def select(self, drafts: Sequence[Draft], capacity: int) -> Sequence[int]:
+        kept = []
+        for draft in drafts:
+            assert len(draft.probs) == draft.num_drafted
+            whim = zlib.crc32(repr((self.seed, draft.seq.request_id, draft.seq.num_tokens)).encode())
+            count = min(capacity, whim % (draft.num_drafted + 1))
+            capacity -= count
+            kept.append(count)
+        return kept
 
 
 class SwitchableMode:
@@ -74,15 +98,25 @@ class SchedulerMachine(RuleBasedStateMachine):
         names=st.fixed_dictionaries({slot: st.sampled_from(sorted(BUILTIN[slot])) for slot in SLOTS}),
         mode=st.sampled_from(list(Mode)),
         model=st.builds(ToyModel, st.integers(0, 99), st.sampled_from([0, 60, 100]), st.booleans()),
+        selection=st.none() | st.builds(SomeDrafts, st.integers(0, 99)),
     )
-    def start(self, config: SchedulerConfig, names: dict[str, str], mode: Mode, model: ToyModel) -> None:
-        policies = load_policies(names)
+    def start(
+        self,
+        config: SchedulerConfig,
+        names: dict[str, str],
+        mode: Mode,
+        model: ToyModel,
+        selection: SomeDrafts | None,
+    ) -> None:
         self.mode = SwitchableMode(mode)
-        policies = type(policies)(**{slot: getattr(policies, slot) for slot in (*SLOTS, "selection")}, mode=self.mode)
+        policies = replace(load_policies(names), mode=self.mode)
+        if selection is not None:
+            policies = replace(policies, selection=selection)
         self.scheduler = Scheduler(config, policies)
         self.devices = ToyDevices(model, config.model_len)
         self.now_s = 0.0
         self.num_ids = 0
+        self.waits: dict[int, int] = {}
         self.ended: dict[str, RequestOutput] = {}
         self.everybody: dict[str, Request] = {}
         self.in_flight: dict[type, tuple[Work, Any]] = {}
@@ -94,12 +128,11 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def feed(self, event: Event) -> None:
         self.now_s += 1.0
-        before = {r: len(text) for r, text in self.devices.text.items()}
         for output in self.scheduler.update(event, self.now_s):
             self.check_output(output)
-        for request_id, size in before.items():  # I5: nothing is ever retracted
-            assert len(self.devices.text.get(request_id, [0] * size)) >= size
         self.drive()
+        for request_id, seq in self.scheduler.state.sequences.items():  # I5: the core counts what was written
+            assert seq.num_tokens == len(self.devices.text[request_id])
 
     def drive(self) -> None:
         self.take(self.scheduler.schedule(self.now_s))
@@ -118,6 +151,18 @@ class SchedulerMachine(RuleBasedStateMachine):
                 pairs = set(zip(drafting.request_ids, drafting.incarnations, strict=True))
                 assert not pairs & set(zip(work.request_ids, work.incarnations, strict=True))
             self.in_flight[kind] = (work, self.devices.execute(work))
+            if isinstance(work, VerifyWork):
+                self.count_waits(work)
+
+    def count_waits(self, work: VerifyWork) -> None:
+        """I16: who is ready for the target is served within a round of the others."""
+        batches = self.scheduler.state.batches.batches
+        for batch in batches:
+            ready = batch.phase is BatchPhase.DRAFTED or (
+                batch.phase is BatchPhase.IDLE and not wants_draft(self.scheduler.state, batch)
+            )
+            self.waits[batch.index] = self.waits.get(batch.index, 0) + 1 if ready and batch.members else 0
+            assert self.waits[batch.index] <= len(batches), f"batch {batch.index} starves"
 
     def check_output(self, output: RequestOutput) -> None:
         request = self.everybody[output.request_id]
@@ -175,9 +220,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.feed(WorkDone(work.work_id, result, self.now_s, self.now_s))
 
     @precondition(lambda self: DraftWork in self.in_flight)
-    @rule()
-    def fail_draft(self) -> None:
+    @rule(half_done=st.booleans())
+    def fail_draft(self, half_done: bool) -> None:
         work, _ = self.in_flight.pop(DraftWork)
+        if half_done:
+            self.devices.undo_ingestion(work)
         self.feed(WorkFailed(work.work_id, "drawn"))
 
     @precondition(lambda self: VerifyWork in self.in_flight)
@@ -235,6 +282,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 break
         assert not self.devices.text, "a finite load did not drain"
         assert set(self.ended) == set(self.everybody)
+        bound = 4 * len(self.everybody) + 4
+        assert all(output.num_preemptions <= bound for output in self.ended.values())  # I19
         state = self.scheduler.state
         assert state.target_pool.num_free_blocks == state.target_pool.num_blocks
         assert state.draft_pool is not None

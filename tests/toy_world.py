@@ -129,7 +129,7 @@ class ToyDevices:
                 assert key not in self.used, f"{key} was verified before"
                 self.drafts[key] = drafted
             counts.append(len(drafted))
-        return DraftResult(tuple(counts))
+        return DraftResult(tuple(counts), tuple([(0.5,) * count for count in counts]))
 
     def _verify(self, work: VerifyWork) -> VerifyResult:
         for key in work.freed:
@@ -180,6 +180,12 @@ class ToyDevices:
                 if reason is not None:
                     self.finished[request.request_id] = self.text[request.request_id][request.prompt_len :]
                     self.forget(request.request_id)
+
+    def undo_ingestion(self, work: DraftWork) -> None:
+        """The draft failed as early as it can: the drafter has rewound, and ingested nothing."""
+        for i, request_id in enumerate(work.request_ids):
+            cache = self.draft_kv.get((request_id, work.incarnations[i]), [])
+            del cache[work.num_computed[i] :]
 
     def drop(self, work: VerifyWork) -> None:
         """The verification failed: nothing of it counts."""

@@ -219,9 +219,8 @@ def build_policies(specs: Mapping[str, Mapping[str, Any]]) -> Policies:
     for slot in names:
         try:  # one by one, so that the message can say which
             load_policies({slot: names[slot]}, {slot: options[slot]})
-        except Exception as error:  # a policy is a user's code, which may raise anything
-            text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-            raise FieldError(f"policies.{slot}", text) from error
+        except ValueError as error:
+            raise FieldError(f"policies.{slot}", str(error)) from error
     return load_policies(names, options)
 
 

@@ -318,8 +318,10 @@ def load_policy(slot: str, spec: str, options: Mapping[str, Any] | None = None) 
     factory = _find(slot, name)
     try:
         policy = factory(**arguments)
-    except Exception as error:  # a user's constructor may raise anything
+    except (TypeError, ValueError) as error:
         raise ValueError(f"policy {slot}={name}: {error}") from error
+    except Exception as error:  # a user's constructor may raise anything
+        raise ValueError(f"policy {slot}={name}: {type(error).__name__}: {error}") from error
     if not callable(getattr(policy, _METHODS[slot], None)):
         raise ValueError(f"policy {slot}={name}: {type(policy).__name__} has no method {_METHODS[slot]!r}")
     return policy

@@ -298,7 +298,7 @@ class Unmakable:
 
 def test_a_policy_that_cannot_be_made_is_one_line() -> None:
     line = fault({"policies": {"mode": f"{__name__}:Unmakable"}})
-    assert re.fullmatch(r"run.toml: policies.mode: KeyError: 'colour'", line)
+    assert re.fullmatch(r"run.toml: policies.mode: policy mode=\S+:Unmakable: KeyError: 'colour'", line)
 
 
 # --- files and overrides

@@ -45,7 +45,7 @@ def can_draft(seq: SequenceState) -> bool:
     """Whether a sequence could use drafts in this round: decoding, opted in, and not at its length limit."""
     return (
         seq.max_draft > 0
-        and seq.num_tokens - seq.num_computed == 1
+        and seq.num_uncomputed == 1
         and seq.num_tokens + 2 <= seq.draft_limit  # k = 1 and the bonus token
     )
 
@@ -77,7 +77,7 @@ def mark_undrafted(state: SchedulerState, batch: Batch) -> None:
 
 
 def _standing_cause(seq: SequenceState) -> ZeroDraft:
-    if seq.num_tokens - seq.num_computed > 1:
+    if seq.num_uncomputed > 1:
         return ZeroDraft.PREFILL
     return ZeroDraft.LENGTH_LIMIT if seq.max_draft else seq.no_draft_cause
 
@@ -104,7 +104,7 @@ def build_draft(state: SchedulerState, batch: Batch, work_id: int) -> DraftInFli
     prefills: list[SequenceState] = []
     num_lagging = 0
     for seq in batch.members.values():
-        if seq.num_tokens - seq.num_computed == 1:
+        if seq.num_uncomputed == 1:
             decodes.append(seq)
             num_lagging += seq.num_tokens - seq.num_draft_computed > MAX_ROUTINE_INGEST
         else:
@@ -204,7 +204,7 @@ def _draft_allowance(state: SchedulerState, decodes: list[SequenceState], prefil
     budget = state.config.max_num_batched_tokens
     reserved = 0
     if prefills:
-        remaining = sum(seq.num_tokens - seq.num_computed for seq in prefills)
+        remaining = sum(seq.num_uncomputed for seq in prefills)
         reserved = max(len(prefills), min(remaining, budget // 2))
     return max(0, budget - len(decodes) - reserved)
 

@@ -25,7 +25,8 @@ class SequenceState:
         incarnation: number of the current stay in the running set, unique in the run; NO_INCARNATION otherwise.
         round: verify rounds planned for in the current incarnation; numbers its drafts.
         num_tokens: committed tokens, prompt included.
-        num_computed: committed tokens whose target KV is valid.
+        num_uncomputed: committed tokens whose target KV is not valid yet, at least 1; 1 for a request that decodes.
+            Kept instead of the number that is valid, since it doesn't change from one decode step to the next.
         num_draft_computed: committed tokens whose draft KV is valid (never counts a draft).
         num_drafted: drafts that wait for their verification; consumed at most once.
         num_selected: how many of them will be verified, from the front.
@@ -55,7 +56,6 @@ class SequenceState:
         "max_draft",
         "no_draft_cause",
         "num_accepted_tokens",
-        "num_computed",
         "num_draft_computed",
         "num_draft_tokens",
         "num_drafted",
@@ -63,6 +63,7 @@ class SequenceState:
         "num_rounds",
         "num_selected",
         "num_tokens",
+        "num_uncomputed",
         "probs",
         "request",
         "request_id",
@@ -84,7 +85,7 @@ class SequenceState:
         self.incarnation = NO_INCARNATION
         self.round = 0
         self.num_tokens = request.prompt_len
-        self.num_computed = 0
+        self.num_uncomputed = request.prompt_len
         self.num_draft_computed = 0
         self.num_drafted = 0
         self.num_selected = 0
@@ -102,6 +103,11 @@ class SequenceState:
         self.num_accepted_tokens = 0
         self.view = SequenceView(self)
 
+    @property
+    def num_computed(self) -> int:
+        """Committed tokens whose target KV is valid."""
+        return self.num_tokens - self.num_uncomputed
+
     def set_status(self, status: SequenceStatus) -> None:
         """Move along `LEGAL_TRANSITIONS`."""
         assert status in LEGAL_TRANSITIONS[self.status], (self.request_id, self.status, status)
@@ -117,7 +123,7 @@ class SequenceState:
         """Forget KV, drafts and incarnation, keep the committed tokens: what a recompute preemption does."""
         self.incarnation = NO_INCARNATION
         self.batch = NO_BATCH
-        self.num_computed = 0
+        self.num_uncomputed = self.num_tokens
         self.clear_draft()
         self.reset_draft_kv()
 

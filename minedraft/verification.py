@@ -51,7 +51,7 @@ def build_verify(state: SchedulerState, batch: Batch, work_id: int) -> VerifyInF
         tuple([seq.request_id for seq in seqs]),
         tuple([seq.incarnation for seq in seqs]),
         tuple([seq.round for seq in seqs]),
-        tuple([seq.num_computed for seq in seqs]),
+        tuple([seq.num_tokens - seq.num_uncomputed for seq in seqs]),
         tuple(num_new),
         tuple(drafts),
         tuple(is_last),
@@ -103,14 +103,22 @@ def _place_decodes(state: SchedulerState, batch: Batch) -> tuple[list[SequenceSt
 
 
 def _reserve_decodes(state: SchedulerState, batch: Batch) -> tuple[list[SequenceState], list[int]]:
+    decodes = [seq for seq in batch.members.values() if seq.num_uncomputed == 1]
+    for seq in decodes:
+        if seq.num_tokens + seq.num_selected > seq.target_capacity:
+            return _grow_decodes(state, batch, decodes)
+    return decodes, [seq.num_selected for seq in decodes]
+
+
+def _grow_decodes(
+    state: SchedulerState, batch: Batch, decodes: list[SequenceState]
+) -> tuple[list[SequenceState], list[int]]:
+    """The same where some need another block, which may cost others theirs."""
     seqs: list[SequenceState] = []
     drafts: list[int] = []
-    for seq in tuple(batch.members.values()):
-        num_tokens = seq.num_tokens
-        if num_tokens - seq.num_computed != 1:
-            continue
+    for seq in decodes:
         num_draft = seq.num_selected
-        if num_tokens + num_draft > seq.target_capacity:
+        if seq.num_tokens + num_draft > seq.target_capacity:
             if seq.batch != batch.index:  # it gave way for one before it
                 continue
             wanted = num_draft
@@ -131,14 +139,14 @@ def _place_prefills(
 ) -> None:
     """Prompt chunks, oldest member first, within what is left of the token budget."""
     for seq in batch.members.values():
-        remaining = seq.num_tokens - seq.num_computed
+        remaining = seq.num_uncomputed
         if remaining == 1:
             continue
         if budget <= 0:
             return
         seq.zero_cause = ZeroDraft.PREFILL
         chunk = min(remaining, budget)
-        assert seq.num_computed + chunk <= seq.target_capacity, seq.request_id
+        assert seq.num_tokens - remaining + chunk <= seq.target_capacity, seq.request_id
         budget -= chunk
         seqs.append(seq)
         num_new.append(chunk)
@@ -194,12 +202,15 @@ def _commit_plain(state: SchedulerState, batch: Batch, in_flight: VerifyInFlight
                 _rewind_draft_kv(state, seq, 0)
             seq.clear_draft()
         seq.round += 1
-        seq.num_computed += num_new
-        if last:
-            total += 1
-            seq.num_tokens = num_tokens = seq.num_tokens + 1
-            if num_tokens >= seq.limit:
-                ended.append((seq, FinishReason.LENGTH))
+        if not last:
+            seq.num_uncomputed -= num_new
+            continue
+        if num_new != 1:
+            seq.num_uncomputed = 1
+        total += 1
+        seq.num_tokens = num_tokens = seq.num_tokens + 1
+        if num_tokens >= seq.limit:
+            ended.append((seq, FinishReason.LENGTH))
     batch.num_tokens += total
     return ended
 
@@ -231,11 +242,12 @@ def _commit(state: SchedulerState, batch: Batch, in_flight: VerifyInFlight, resu
             seq.num_drafted = seq.num_selected = 0
             seq.probs = ()
         seq.round += 1
-        seq.num_computed = computed = seq.num_computed + num_new + num_accepted
+        seq.num_uncomputed = 1 if last else seq.num_uncomputed - num_new
         seq.num_tokens = num_tokens = seq.num_tokens + num_committed
         total += num_committed
-        if num_draft > num_accepted and seq.target_capacity - computed >= block_size:
-            seq.target_capacity = state.target_pool.trim(seq.request_id, computed)
+        if num_draft > num_accepted and seq.target_capacity - num_tokens >= block_size - 1:
+            # The last token is not computed yet.
+            seq.target_capacity = state.target_pool.trim(seq.request_id, num_tokens - 1)
         if reason is not None:
             ended.append((seq, reason))
         elif num_tokens >= seq.limit:

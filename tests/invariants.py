@@ -47,6 +47,7 @@ def check_state(scheduler: Scheduler) -> None:
             assert held <= blocks_for(seq.num_tokens, config.block_size), (seq.request_id, held, seq.num_tokens)
     for seq in waiting:
         assert seq.target_capacity == seq.draft_capacity == seq.num_computed == seq.num_drafted == 0
+        assert seq.num_uncomputed == seq.num_tokens
         assert not seq.drafting
 
 

@@ -18,6 +18,9 @@ from minedraft.sequence import SequenceState, SequenceView
 
 def make_sequence(name: str = "a", index: int = 0, **fields: Any) -> SequenceState:
     seq = SequenceState(Request(name, 10, 50, priority=fields.pop("priority", 0)), index, 60, 60, 4)
+    if "num_computed" in fields:
+        seq.num_tokens = fields.pop("num_computed") + 1
+        seq.num_uncomputed = 1
     for key, value in fields.items():
         setattr(seq, key, value)
     return seq

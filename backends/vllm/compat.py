@@ -1,0 +1,270 @@
+"""Every attribute of vLLM that is not public and that we touch, in one place.
+
+Law of this file: a function here does one thing to vLLM's objects and decides nothing; nobody else may use a name of
+vLLM's that starts with an underscore. `check_engine` says what this world can't serve. Written for vLLM 0.32;
+`tests/vllm/test_contract.py` looks at every name on the installed version.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.request import RequestStatus
+
+from minedraft.backends.vllm.errors import VllmWorldError
+from minedraft.request import FinishReason
+
+_GATE_STEPS: Final = 2
+"""`schedule()` adds one to `current_step` before it compares: + 1 would be passed at once, + 2 sits out one call."""
+
+TESTED_VERSIONS: Final = ("0.32.",)
+"""Prefixes of the releases that the tests of this package have run on."""
+
+_REASONS: Final = {
+    RequestStatus.FINISHED_STOPPED: FinishReason.STOP,
+    RequestStatus.FINISHED_REPETITION: FinishReason.STOP,
+    RequestStatus.FINISHED_LENGTH_CAPPED: FinishReason.LENGTH,
+    RequestStatus.FINISHED_IGNORED: FinishReason.LENGTH,
+    RequestStatus.FINISHED_ABORTED: FinishReason.ABORT,
+    RequestStatus.FINISHED_ERROR: FinishReason.ERROR,
+}
+
+SCHEDULER_ATTRIBUTES: Final = (
+    "cache_config",
+    "current_step",
+    "dynamic_sd_lookup",
+    "grammar_compile_error_reqs",
+    "kv_cache_manager",
+    "kv_holding_waiting",
+    "max_model_len",
+    "max_num_running_reqs",
+    "max_num_scheduled_tokens",
+    "num_spec_tokens",
+    "num_waiting_for_streaming_input",
+    "requests",
+    "running",
+    "structured_output_manager",
+    "waiting",
+)
+"""What a vLLM scheduler must have once it is made; for the contract test."""
+
+
+# --- What an engine must look like.
+
+
+def check_version(version: str, *, force: bool) -> None:
+    """Refuse a vLLM that this package was not tested with.
+
+    Raises:
+        VllmWorldError: unless forced.
+    """
+    if force or version.startswith(TESTED_VERSIONS):
+        return
+    tested = ", ".join(prefix.rstrip(".") for prefix in TESTED_VERSIONS)
+    raise VllmWorldError(
+        f"vLLM {version} was not tested with this minedraft (tested: {tested}); "
+        'install one of these, or set {"minedraft": {"force_version": true}} in additional_config'
+    )
+
+
+def check_engine(config: Any, kv_cache_config: Any) -> None:
+    """Refuse what this world would serve wrongly.
+
+    Raises:
+        VllmWorldError: the message names the option and the remedy.
+    """
+    speculative = config.speculative_config
+    if speculative is not None and speculative.method != "custom_class":
+        raise VllmWorldError(
+            f"speculative_config.method is {speculative.method!r}; use 'custom_class' with NullProposer, "
+            "since drafts come from minedraft's drafter"
+        )
+    if speculative is not None and speculative.rejection_sample_method != "standard":
+        raise VllmWorldError(
+            f"speculative_config.rejection_sample_method is {speculative.rejection_sample_method!r}, which changes "
+            "the text; only 'standard' is lossless"
+        )
+    for found, what in _refusals(config, kv_cache_config):
+        if found:
+            raise VllmWorldError(f"minedraft can't serve this engine: {what}")
+
+
+def _refusals(config: Any, kv_cache_config: Any) -> list[tuple[bool, str]]:
+    schedule, model = config.scheduler_config, config.model_config
+    return [
+        (
+            schedule.async_scheduling,
+            "async_scheduling is on, but drafts must follow the step before; use --no-async-scheduling",
+        ),
+        (config.max_concurrent_batches != 1, "it keeps several batches in flight; use pipeline_parallel_size 1"),
+        (config.parallel_config.data_parallel_size > 1, "data_parallel_size is over 1; run one engine per replica"),
+        (not schedule.enable_chunked_prefill, "enable_chunked_prefill is off, but the core plans prompt chunks"),
+        (config.kv_transfer_config is not None, "it has a KV connector; remove kv_transfer_config"),
+        (config.ec_transfer_config is not None, "it has an encoder-cache connector; remove ec_transfer_config"),
+        (config.lora_config is not None, "LoRA is on, whose limit per step the core doesn't know; remove enable_lora"),
+        (model.is_encoder_decoder, "the model is an encoder-decoder"),
+        (model.supports_multimodal_inputs, "the model is multimodal, and its encoder's budget isn't the core's"),
+        (model.runner_type == "pooling", "the model is a pooling model"),
+        (len(kv_cache_config.kv_cache_groups) != 1, "the model has several kinds of KV cache (hybrid models)"),
+    ]
+
+
+def is_paused(scheduler: Any) -> bool:
+    """Whether vLLM will run nobody at all."""
+    return bool(scheduler.pause_state == PauseState.PAUSED_ALL)
+
+
+def prepare(scheduler: Any, waiting_room: Any) -> None:
+    """Hand admission to the core, and switch off what would change its plan behind its back."""
+    assert not len(scheduler.waiting), "requests came before the scheduler was ready"
+    scheduler.waiting = waiting_room
+    scheduler.max_num_active_reqs = scheduler.max_num_running_reqs
+    scheduler.kv_cache_manager.watermark_blocks = 0  # the core keeps a watermark of its own
+    # With a lookup table, a request that joins with one token left isn't padded with placeholder drafts.
+    scheduler.dynamic_sd_lookup = [scheduler.num_spec_tokens] * (scheduler.max_num_running_reqs + 1)
+
+
+def num_usable_blocks(scheduler: Any) -> int:
+    """Blocks that requests can hold: all but vLLM's null block."""
+    return int(scheduler.kv_cache_manager.block_pool.num_gpu_blocks) - 1
+
+
+def num_free_blocks(scheduler: Any) -> int:
+    """Blocks that nobody holds."""
+    return int(scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
+
+
+# --- Requests.
+
+
+def is_running(request: Any) -> bool:
+    """Whether it holds a row of vLLM's running list."""
+    return bool(request.status == RequestStatus.RUNNING)
+
+
+def finish_reason(request: Any) -> FinishReason | None:
+    """Why it ended, None if it goes on."""
+    return _REASONS.get(request.status)
+
+
+def max_draft_tokens(request: Any) -> int | None:
+    """The request's own bound on k: `max_draft_tokens` in `extra_args` (`vllm_xargs` over HTTP)."""
+    extra = (request.sampling_params.extra_args or {}) if request.sampling_params is not None else {}
+    value = extra.get("max_draft_tokens")
+    return None if value is None else max(0, int(value))
+
+
+def can_start(scheduler: Any, request: Any) -> bool:
+    """Whether nothing else than its turn is waited for (a grammar is compiled in the background)."""
+    return bool(scheduler._handle_blocked_waiting_request(request))
+
+
+def fail(scheduler: Any, request_id: str) -> None:
+    """End a request with an error that its client sees after the next step."""
+    scheduler.grammar_compile_error_reqs.add(request_id)
+
+
+def validate_drafts(scheduler: Any, request: Any, token_ids: Sequence[int]) -> list[int]:
+    """The longest prefix of drafts that the request's grammar allows; all of them without one."""
+    valid: list[int] = scheduler.structured_output_manager.validate_tokens(request, list(token_ids))
+    return valid
+
+
+# --- One step.
+
+
+def order_running(scheduler: Any, chosen: Sequence[Any]) -> None:
+    """Put these running requests first, in this order, and make all others sit out the next `schedule()`."""
+    ids = {request.request_id for request in chosen}
+    others = [request for request in scheduler.running if request.request_id not in ids]
+    gate = scheduler.current_step + _GATE_STEPS
+    for request in others:
+        request.next_decode_eligible_step = gate
+    for request in chosen:
+        request.next_decode_eligible_step = 0
+    scheduler.running = [*chosen, *others]
+
+
+def preempt(scheduler: Any, request: Any) -> None:
+    """Take all KV from a running request and let it wait."""
+    scheduler.running.remove(request)
+    scheduler._preempt_request(request, time.monotonic())
+
+
+def prefix_hit(scheduler: Any, request: Any) -> int:
+    """Tokens that a waiting request would find in the prefix cache now; takes nothing."""
+    return int(scheduler.kv_cache_manager.get_computed_blocks(request)[1])
+
+
+def held_blocks(scheduler: Any, request_id: str) -> int:
+    """Blocks that a request holds."""
+    return len(_blocks(scheduler, request_id))
+
+
+def trim(scheduler: Any, request: Any) -> bool:
+    """Give back blocks behind the computed tokens (rejected drafts were there); returns whether there were any.
+
+    The workers keep their own copy of the block table, to which vLLM only ever appends: see `resend_blocks`.
+    """
+    blocks = _blocks(scheduler, request.request_id)
+    keep = -(-request.num_computed_tokens // scheduler.block_size)
+    if len(blocks) <= keep:
+        return False
+    tail = blocks[keep:]
+    del blocks[keep:]
+    scheduler.kv_cache_manager.block_pool.free_blocks(reversed(tail))
+    return True
+
+
+def resend_blocks(scheduler: Any, output: Any, request_ids: Iterable[str]) -> None:
+    """Make the workers replace these scheduled requests' block tables, as after a preemption, instead of appending."""
+    cached = output.scheduled_cached_reqs
+    index = {request_id: i for i, request_id in enumerate(cached.req_ids)}
+    for request_id in request_ids:
+        if request_id in index and request_id not in cached.resumed_req_ids:
+            cached.resumed_req_ids.add(request_id)
+            cached.new_block_ids[index[request_id]] = scheduler.kv_cache_manager.get_block_ids(request_id)
+
+
+def _blocks(scheduler: Any, request_id: str) -> list[Any]:
+    managers = scheduler.kv_cache_manager.coordinator.single_type_managers
+    blocks: list[Any] = managers[0].req_to_blocks.get(request_id, [])
+    return blocks
+
+
+# --- The drafter's sessions.
+
+
+def cache_prompts_only(scheduler: Any) -> None:
+    """Let only a session's prompt (what the target has confirmed) enter the prefix cache.
+
+    The one wrap of a method in this package, on one object of the drafter's own engine.
+    """
+    coordinator = scheduler.kv_cache_manager.coordinator
+    cache_blocks = coordinator.cache_blocks
+
+    def capped(request: Any, num_computed_tokens: int, *args: Any, **kwargs: Any) -> Any:
+        return cache_blocks(request, min(num_computed_tokens, request.num_prompt_tokens), *args, **kwargs)
+
+    coordinator.cache_blocks = capped
+
+
+def rewind_session(scheduler: Any, session: Any, update: Any, keep: int) -> None:
+    """Replace a parked session's tokens by the update's; its KV stays valid for the first `keep` tokens."""
+    token_ids = list(update.prompt_token_ids)
+    session.num_computed_tokens = min(session.num_computed_tokens, keep, len(token_ids) - 1)
+    del session.block_hashes[keep // scheduler.hash_block_size :]
+    session._all_token_ids[:] = token_ids
+    session._output_token_ids.clear()
+    session.prompt_token_ids = token_ids
+    session.num_prompt_tokens = len(token_ids)
+    session.update_block_hashes()
+    session.max_tokens = update.max_tokens
+    session.sampling_params = update.sampling_params
+    session.arrival_time = update.arrival_time
+    if session.status == RequestStatus.WAITING_FOR_STREAMING_REQ:
+        scheduler.num_waiting_for_streaming_input -= 1
+    session.status = RequestStatus.WAITING

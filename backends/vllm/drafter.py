@@ -1,0 +1,253 @@
+"""The drafter's process: a second vLLM engine that answers one `DraftJob` after the other.
+
+Law of this file: vLLM and torch are imported after the process has pinned itself; the process ends as soon as the other
+end of its socket is gone, whatever it is doing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import Any, Final
+
+from minedraft.backends.vllm.messages import (
+    PROTOCOL_VERSION,
+    Drafted,
+    DraftEntry,
+    DraftJob,
+    Hello,
+    JobFailed,
+    LoadFailed,
+    Reply,
+    Reset,
+    Stop,
+    pack,
+    receive,
+)
+
+logger = logging.getLogger(__name__)
+
+Key = tuple[str, int]
+"""(request id, incarnation)."""
+
+_EXIT_GRACE_S: Final = 5.0  # for a step to finish once the target is gone
+
+
+class OutOfStepError(Exception):
+    """A job speaks of tokens that this drafter doesn't have, or can't be finished."""
+
+
+class Session:
+    """What the drafter keeps for one stay of a request.
+
+    Attributes:
+        tokens: committed tokens, then drafts. Enough to make the session anew if its KV had to go.
+        request_id: of the vLLM request that holds its KV; empty while there is none.
+    """
+
+    __slots__ = ("request_id", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.request_id = ""
+
+
+class DraftEngine:
+    """Sessions over a vLLM engine core.
+
+    Args:
+        core: a vLLM `EngineCore` whose scheduler is a `DraftScheduler`.
+    """
+
+    def __init__(self, core: Any) -> None:
+        self._core = core
+        self._sessions: dict[Key, Session] = {}  # least recently used first
+        self._num_requests = 0
+
+    def warm_up(self, with_probs: bool) -> None:
+        """Draft once: what vLLM compiles at its first use (probabilities, for one) must not make a real job late."""
+        self.run(DraftJob(-1, [], [DraftEntry("", 0, 0, [0], 2)], with_probs))
+        self.reset()
+
+    def reset(self) -> None:
+        """Drop all sessions."""
+        self._free(list(self._sessions))
+
+    def run(self, job: DraftJob) -> Drafted:
+        """Do a job from start to end.
+
+        Raises:
+            OutOfStepError: see there.
+        """
+        started_s = time.monotonic()
+        self._free([(request_id, incarnation) for request_id, incarnation in job.freed])
+        owners = {self._start(entry, job.with_probs).request_id: i for i, entry in enumerate(job.entries)}
+        drafts: list[list[int]] = [[] for _ in job.entries]
+        probs: list[list[float]] = [[] for _ in job.entries]
+        active = dict(owners)
+        while active:
+            outputs, executed = self._core.step_fn()
+            self._core.post_step(executed)
+            for output in [one for each in (outputs or {}).values() for one in each.outputs]:
+                index = owners[output.request_id]
+                drafts[index] += output.new_token_ids
+                if output.new_logprobs is not None:
+                    probs[index] += [math.exp(row[0]) for row in output.new_logprobs.logprobs.tolist()]
+                if output.finish_reason is not None:
+                    del active[output.request_id]
+            if active and not executed:
+                self._make_room(owners)
+        for i, entry in enumerate(job.entries):
+            # An entry that only ingests had to sample one token; it is not wanted.
+            del drafts[i][entry.num_draft :], probs[i][entry.num_draft :]
+            self._sessions[entry.request_id, entry.incarnation].tokens += drafts[i]
+        return Drafted(job.work_id, drafts, probs if job.with_probs else None, started_s, time.monotonic())
+
+    def _start(self, entry: DraftEntry, with_probs: bool) -> Session:
+        from vllm.sampling_params import SamplingParams
+        from vllm.v1.request import Request
+
+        key = (entry.request_id, entry.incarnation)
+        session = self._sessions.pop(key, None) or Session()
+        self._sessions[key] = session
+        if entry.num_computed > len(session.tokens):
+            raise OutOfStepError(
+                f"session {key} has {len(session.tokens)} tokens, the job builds on {entry.num_computed}"
+            )
+        session.tokens[entry.num_computed :] = entry.token_ids
+        if not entry.num_computed:
+            self._drop_kv([session])  # nothing to keep: vLLM rewinds a session to its first token at most
+        if session.request_id:
+            self._core.scheduler.keep[session.request_id] = entry.num_computed
+        else:
+            self._num_requests += 1
+            session.request_id = f"{entry.request_id}/{entry.incarnation}/{self._num_requests}"
+        params = SamplingParams(
+            temperature=0.0,
+            max_tokens=max(1, entry.num_draft),
+            ignore_eos=True,
+            detokenize=False,
+            logprobs=0 if with_probs else None,
+        )
+        self._core.add_request(
+            Request(
+                session.request_id,
+                list(session.tokens),
+                params,
+                None,
+                resumable=True,
+                block_hasher=self._core.request_block_hasher,
+            )
+        )
+        return session
+
+    def _free(self, keys: list[Key]) -> None:
+        sessions = [self._sessions.pop(key) for key in keys if key in self._sessions]
+        self._drop_kv(sessions)
+
+    def _drop_kv(self, sessions: list[Session]) -> None:
+        request_ids = [session.request_id for session in sessions if session.request_id]
+        if request_ids:
+            self._core.abort_requests(request_ids)
+        for session in sessions:
+            self._core.scheduler.keep.pop(session.request_id, None)
+            session.request_id = ""
+
+    def _make_room(self, owners: dict[str, int]) -> None:
+        """Take its KV from the session that was parked for the longest time: vLLM never preempts parked ones."""
+        for session in self._sessions.values():
+            if session.request_id and session.request_id not in owners:
+                self._drop_kv([session])
+                return
+        raise OutOfStepError("the drafter's KV pool is too small for this job alone")
+
+
+def main() -> None:
+    """Entry point: `python -m minedraft.backends.vllm.drafter FD SPEC`."""
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    spec = json.loads(sys.argv[2])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the target's to handle; it closes the socket
+    if spec["cpus"]:
+        os.sched_setaffinity(0, spec["cpus"])
+    orders: queue.SimpleQueue[DraftJob | Reset | Stop] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(connection, orders), daemon=True).start()
+    try:
+        core = _load(spec["engine"])
+        engine = DraftEngine(core)
+        engine.warm_up(spec["with_probs"])
+    except Exception as error:
+        logger.exception("the draft model can't be loaded")
+        _send(connection, LoadFailed(f"{type(error).__name__}: {error}"))
+        sys.exit(1)
+    _serve(core, engine, connection, orders)
+    core.shutdown()
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(0)  # a regular exit takes vLLM and torch several seconds, which the target would wait for
+
+
+def _read(connection: socket.socket, orders: queue.SimpleQueue[DraftJob | Reset | Stop]) -> None:
+    """Pass orders on; when the target is gone, end the process even in the middle of a step."""
+    while (message := receive(connection)) is not None:
+        assert isinstance(message, DraftJob | Reset | Stop), message
+        orders.put(message)
+    orders.put(Stop())
+    time.sleep(_EXIT_GRACE_S)
+    os._exit(0)
+
+
+def _load(engine: dict[str, Any]) -> Any:
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.executor.abstract import Executor
+
+    config = EngineArgs(**engine).create_engine_config()
+    return EngineCore(config, Executor.get_class(config), log_stats=False)
+
+
+def _hello(core: Any) -> Hello:
+    from minedraft.backends.vllm import compat
+
+    return Hello(
+        PROTOCOL_VERSION,
+        compat.num_usable_blocks(core.scheduler),
+        core.scheduler.block_size,
+        core.scheduler.max_model_len,
+        core.scheduler.max_num_scheduled_tokens,
+    )
+
+
+def _serve(
+    core: Any, engine: DraftEngine, connection: socket.socket, orders: queue.SimpleQueue[DraftJob | Reset | Stop]
+) -> None:
+    _send(connection, _hello(core))
+    while not isinstance(order := orders.get(), Stop):
+        if isinstance(order, Reset):
+            engine.reset()
+            _send(connection, _hello(core))
+            continue
+        try:
+            reply: Reply = engine.run(order)
+        except OutOfStepError as error:
+            engine.reset()
+            reply = JobFailed(order.work_id, str(error))
+        _send(connection, reply)
+
+
+def _send(connection: socket.socket, reply: Reply) -> None:
+    try:
+        connection.sendall(pack(reply))
+    except OSError:
+        return  # the target is gone; the reading thread ends the process
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""The core's limits and the drafter's engine arguments, both read off the target's engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minedraft.backends.vllm import compat
+from minedraft.backends.vllm.errors import VllmWorldError
+from minedraft.backends.vllm.messages import Hello
+from minedraft.backends.vllm.settings import KEY, DrafterSettings, Settings
+from minedraft.policy import Mode
+from minedraft.scheduler_config import SchedulerConfig
+
+
+def scheduler_config(scheduler: Any, settings: Settings, hello: Hello | None) -> SchedulerConfig:
+    """Limits that both engines can keep.
+
+    Args:
+        scheduler: the target's vLLM scheduler.
+        settings: see there.
+        hello: what the drafter said of itself; None without one.
+
+    Raises:
+        VllmWorldError: target and drafter differ where they must not.
+        ValueError: the limits don't fit together.
+    """
+    max_num_seqs = scheduler.max_num_running_reqs
+    num_active = settings.num_batches if settings.mode == Mode.PSD else 1
+    if hello is not None and hello.block_size != scheduler.block_size:
+        raise VllmWorldError(
+            f"the drafter's block_size is {hello.block_size}, the target's {scheduler.block_size}; "
+            f"set {KEY}.drafter.engine.block_size"
+        )
+    return SchedulerConfig(
+        num_batches=settings.num_batches,
+        max_batch_size=settings.max_batch_size or -(-max_num_seqs // num_active),
+        max_num_seqs=max_num_seqs,
+        num_speculative_tokens=scheduler.num_spec_tokens,
+        max_num_batched_tokens=scheduler.max_num_scheduled_tokens,
+        max_num_draft_batched_tokens=None if hello is None else hello.max_num_batched_tokens,
+        draft_capacity=settings.draft_capacity,
+        max_model_len=scheduler.max_model_len,
+        draft_max_model_len=None if hello is None else hello.max_model_len,
+        block_size=scheduler.block_size,
+        num_target_blocks=compat.num_usable_blocks(scheduler),
+        num_draft_blocks=0 if hello is None else hello.num_blocks,
+    )
+
+
+def drafter_engine(scheduler: Any, settings: DrafterSettings) -> dict[str, Any]:
+    """VLLM engine arguments of the drafter: those given, over what follows from the target."""
+    config = scheduler.vllm_config
+    follow = {
+        "dtype": str(config.model_config.dtype).removeprefix("torch."),
+        "max_model_len": scheduler.max_model_len,
+        "max_num_seqs": scheduler.max_num_running_reqs,  # one session per running request
+        "max_num_batched_tokens": scheduler.max_num_scheduled_tokens,
+        "block_size": scheduler.block_size,
+        "enforce_eager": config.model_config.enforce_eager,
+        "skip_tokenizer_init": True,
+    }
+    fixed = {
+        "scheduler_cls": "minedraft.backends.vllm.draft_scheduler.DraftScheduler",
+        "async_scheduling": False,
+    }
+    return {**follow, **settings.engine, **fixed}

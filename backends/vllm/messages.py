@@ -1,0 +1,151 @@
+"""What the target's engine and the drafter's process say to each other, and the frames that carry it.
+
+Law of this file: plain values only; imports neither vLLM nor torch, so that a drafter can pin itself first. A frame is
+four bytes of length and a MessagePack array `[kind, fields]`; the version is checked once, in `Hello`.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from minedraft.backends.vllm.errors import VllmWorldError
+
+PROTOCOL_VERSION: Final = 1
+_LENGTH: Final = struct.Struct("<I")
+_MAX_FRAME: Final = 1 << 28  # a length beyond this is garbage, not a message
+
+
+class Hello(NamedTuple):
+    """The drafter is there, with an empty cache.
+
+    Attributes:
+        version: must be `PROTOCOL_VERSION`.
+        num_blocks: usable blocks of its KV pool.
+        block_size: tokens per block.
+        max_model_len: its context.
+        max_num_batched_tokens: tokens that it computes in one step.
+    """
+
+    version: int
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    max_num_batched_tokens: int
+
+
+class DraftEntry(NamedTuple):
+    """Keep `num_computed` tokens of a session, append `token_ids`, then draft `num_draft` tokens."""
+
+    request_id: str
+    incarnation: int
+    num_computed: int
+    token_ids: list[int]
+    num_draft: int
+
+
+class DraftJob(NamedTuple):
+    """A `DraftWork` with its tokens. Sessions in `freed` are dropped first."""
+
+    work_id: int
+    freed: list[tuple[str, int]]
+    entries: list[DraftEntry]
+    with_probs: bool
+
+
+class Reset(NamedTuple):
+    """Drop all sessions and answer with `Hello`."""
+
+
+class Stop(NamedTuple):
+    """End."""
+
+
+class Drafted(NamedTuple):
+    """A job is complete; columns aligned with its entries.
+
+    Attributes:
+        work_id: of the job.
+        token_ids: drafted ids per entry.
+        probs: the drafter's probability of each of them, if the job asked for it.
+        started_s: seconds on CLOCK_MONOTONIC, which all processes of a machine share.
+        ended_s: likewise.
+    """
+
+    work_id: int
+    token_ids: list[list[int]]
+    probs: list[list[float]] | None
+    started_s: float
+    ended_s: float
+
+
+class JobFailed(NamedTuple):
+    """A job came to nothing. The sessions are out of step with the target: it must `Reset`."""
+
+    work_id: int
+    message: str
+
+
+class LoadFailed(NamedTuple):
+    """The draft model can't be used; the drafter ends."""
+
+    message: str
+
+
+Order = DraftJob | Reset | Stop
+Reply = Hello | Drafted | JobFailed | LoadFailed
+Message = Order | Reply
+
+_KINDS: Final[dict[str, type[Any]]] = {
+    kind.__name__: kind for kind in (Hello, DraftJob, Reset, Stop, Drafted, JobFailed, LoadFailed)
+}
+_envelope: Final = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
+_decoders: Final = {name: msgspec.msgpack.Decoder(kind) for name, kind in _KINDS.items()}
+_encoder: Final = msgspec.msgpack.Encoder()
+
+
+def pack(message: Message) -> bytes:
+    """The frame of a message."""
+    body: bytes = _encoder.encode((type(message).__name__, message))
+    return _LENGTH.pack(len(body)) + body
+
+
+def receive(connection: socket.socket) -> Message | None:
+    """Wait for the next message; None once the other end is gone.
+
+    Raises:
+        VllmWorldError: the bytes are not a message of this protocol.
+    """
+    head = _read(connection, _LENGTH.size)
+    if head is None:
+        return None
+    (length,) = _LENGTH.unpack(head)
+    if length > _MAX_FRAME:
+        raise VllmWorldError(f"the drafter's channel carries a frame of {length} bytes: both ends out of step")
+    body = _read(connection, length)
+    if body is None:
+        return None
+    try:
+        kind, fields = _envelope.decode(body)
+        message: Message = _decoders[kind].decode(fields)
+    except (msgspec.MsgspecError, KeyError) as error:
+        raise VllmWorldError(
+            f"the drafter's channel carries no message of version {PROTOCOL_VERSION}: {error}"
+        ) from error
+    return message
+
+
+def _read(connection: socket.socket, size: int) -> bytes | None:
+    parts = bytearray()
+    while len(parts) < size:
+        try:
+            part = connection.recv(size - len(parts))
+        except OSError:
+            return None
+        if not part:
+            return None
+        parts += part
+    return bytes(parts)

@@ -1,0 +1,122 @@
+"""Settings under the key `minedraft` of vLLM's `additional_config`: plain JSON, checked once.
+
+Law of this file: imports nothing of vLLM, so that a launcher may check settings before anything heavy is loaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any, Final, TypeVar
+
+from minedraft.backends.vllm.errors import VllmWorldError
+from minedraft.policy import Mode
+
+KEY: Final = "minedraft"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterSettings:
+    """The drafter's process.
+
+    Attributes:
+        engine: vLLM engine arguments, `model` among them; what is left out follows the target (see `drafter_engine`).
+        env: environment variables of the process, `CUDA_VISIBLE_DEVICES` for example.
+        cpus: cores to pin the process to; empty means wherever the target may run.
+        log: file for its output; empty means that of the target.
+        start_timeout_s: how long the engine's start waits for the drafter.
+        deadline_s: a draft that takes longer counts as late: its requests go on with k = 0, and the drafter gets no
+            new work until it has answered.
+        hang_timeout_s: a drafter that owes an answer for so long is killed.
+        max_restarts: how often a lost drafter is started again.
+        restart_backoff_s: wait before the first restart; doubles with each one that follows.
+    """
+
+    engine: Mapping[str, Any]
+    env: Mapping[str, str] = field(default_factory=dict)
+    cpus: tuple[int, ...] = ()
+    log: str = ""
+    start_timeout_s: float = 600.0
+    deadline_s: float = 2.0
+    hang_timeout_s: float = 30.0
+    max_restarts: int = 3
+    restart_backoff_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.engine, Mapping) or "model" not in self.engine:
+            raise VllmWorldError(f"{KEY}.drafter.engine lacks 'model': give it the draft model's folder or name")
+        for name in ("start_timeout_s", "deadline_s", "hang_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise VllmWorldError(f"{KEY}.drafter.{name} is {getattr(self, name)!r}, must be > 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What minedraft does in a vLLM engine.
+
+    Attributes:
+        mode: `psd`, `sd` or `ar`; a `mode` entry of `policies` wins over it.
+        num_batches: sub-batches in `psd` mode.
+        max_batch_size: requests per sub-batch; None means `max_num_seqs` shared out in psd, whole otherwise.
+        policies: policy spec by slot, as `load_policies` takes them.
+        drafter: None for a run without one (mode ar only).
+        max_wait_s: longest stay of one `schedule()` call with nothing to verify: new requests and aborts wait so long.
+        draft_capacity: drafts that one verification may carry, for selection policies; None means no bound.
+        journal: file to record the run in; empty means none.
+        force_version: run on a vLLM that this package was not tested with.
+    """
+
+    mode: str = "psd"
+    num_batches: int = 2
+    max_batch_size: int | None = None
+    policies: Mapping[str, str] = field(default_factory=dict)
+    drafter: DrafterSettings | None = None
+    max_wait_s: float = 0.02
+    draft_capacity: int | None = None
+    journal: str = ""
+    force_version: bool = False
+
+    def __post_init__(self) -> None:
+        if self.mode not in list(Mode):
+            raise VllmWorldError(f"{KEY}.mode is {self.mode!r}; use one of {', '.join(Mode)}")
+        if self.mode != Mode.AR and self.drafter is None:
+            raise VllmWorldError(f"{KEY}.mode is {self.mode!r}, which needs {KEY}.drafter; or set mode to 'ar'")
+        if self.mode == Mode.PSD and self.num_batches < 2:
+            raise VllmWorldError(f"{KEY}.num_batches is {self.num_batches}; psd needs at least 2, or use mode 'sd'")
+
+    @property
+    def policy_specs(self) -> dict[str, str]:
+        """Specs by slot, the mode's among them."""
+        return {"mode": f"fixed,mode={self.mode}", **self.policies}
+
+
+def parse_settings(additional_config: Mapping[str, Any]) -> Settings:
+    """Read the settings out of vLLM's `additional_config`.
+
+    Raises:
+        VllmWorldError: an unknown key (near matches are offered) or a value out of range.
+    """
+    values = dict(additional_config.get(KEY) or {})
+    drafter = values.pop("drafter", None)
+    if drafter is not None:
+        drafter = dict(drafter)
+        drafter["cpus"] = tuple(drafter.get("cpus", ()))
+        values["drafter"] = _build(DrafterSettings, drafter, f"{KEY}.drafter")
+    return _build(Settings, values, KEY)
+
+
+def _build(kind: type[T], values: Mapping[str, Any], where: str) -> T:
+    known = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    for name in values:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+            raise VllmWorldError(f"{where} has no setting {name!r}: {hint}")
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise VllmWorldError(f"{where}: {error}") from error

@@ -2,7 +2,7 @@
 
 Law of this file: a function here does one thing to vLLM's objects and decides nothing; nobody else may use a name of
 vLLM's that starts with an underscore. `check_engine` says what this world can't serve. Written for vLLM 0.32;
-`tests/vllm/test_contract.py` looks at every name on the installed version.
+`tests/vllm_world/test_contract.py` looks at every name on the installed version.
 """
 
 from __future__ import annotations

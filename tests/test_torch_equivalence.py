@@ -28,6 +28,8 @@ from minedraft.work import (
     WorkFailed,
 )
 
+pytestmark = pytest.mark.slow
+
 LENGTHS = (3, 9, 17, 30, 5, 12)
 
 

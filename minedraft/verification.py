@@ -105,15 +105,19 @@ def _place_decodes(state: SchedulerState, batch: Batch) -> tuple[list[SequenceSt
 def _reserve_decodes(state: SchedulerState, batch: Batch) -> tuple[list[SequenceState], list[int]]:
     decodes = [seq for seq in batch.members.values() if seq.num_uncomputed == 1]
     for seq in decodes:
-        if seq.num_tokens + seq.num_selected > seq.target_capacity:
-            return _grow_decodes(state, batch, decodes)
+        wanted = seq.num_tokens + seq.num_selected
+        if wanted > seq.target_capacity:
+            capacity = state.target_pool.reserve(seq.request_id, wanted)
+            if not capacity:
+                return _squeeze_decodes(state, batch, decodes)
+            seq.target_capacity = capacity
     return decodes, [seq.num_selected for seq in decodes]
 
 
-def _grow_decodes(
+def _squeeze_decodes(
     state: SchedulerState, batch: Batch, decodes: list[SequenceState]
 ) -> tuple[list[SequenceState], list[int]]:
-    """The same where some need another block, which may cost others theirs."""
+    """The same in a pool that is short: drafts are cut, and others may lose their blocks."""
     seqs: list[SequenceState] = []
     drafts: list[int] = []
     for seq in decodes:

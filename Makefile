@@ -48,7 +48,7 @@ test-core: setup
 	$(BIN)/python -m pytest --ignore=tests/vllm_world
 
 test-vllm: setup-vllm
-	$(VLLM_BIN)/python -m pytest tests/vllm_world
+	MINEDRAFT_REQUIRE_VLLM=1 $(VLLM_BIN)/python -m pytest tests/vllm_world
 
 test-fast: setup
 	$(BIN)/python -m pytest --ignore=tests/vllm_world -m "not slow"

@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -316,9 +315,3 @@ def named_variants(tree: Mapping[str, Any], source: str) -> list[tuple[str, dict
         changes = {key: value for key, value in variant.items() if key != "name"}
         found.append((variant["name"], merged(base, changes)))
     return found
-
-
-def scheduler_fields(config: SchedulerConfig) -> dict[str, Any]:
-    """The fields that make an equal `SchedulerConfig`, for a journal's header."""
-    values = asdict(config)
-    return {field.name: values[field.name] for field in fields(config) if field.init}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from minedraft.kv_cache import blocks_for
 
@@ -73,6 +74,10 @@ class SchedulerConfig:
         self._derive("draft_budget", draft_budget)
         self._derive("running_limit", self.max_num_seqs or self.num_batches * self.max_batch_size)
         self._derive("watermark_blocks", int(self.kv_watermark * self.num_target_blocks))
+
+    def given(self) -> dict[str, Any]:
+        """The fields that make an equal configuration, for a journal's header."""
+        return {item.name: getattr(self, item.name) for item in fields(self) if item.init}
 
     def _derive(self, name: str, value: int) -> None:
         object.__setattr__(self, name, value)

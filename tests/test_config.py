@@ -18,7 +18,6 @@ from minedraft.config import (
     named_variants,
     parse_config,
     read_tree,
-    scheduler_fields,
 )
 from minedraft.config_tables import (
     ConstantCostTable,
@@ -146,7 +145,7 @@ def test_a_configuration_survives_json() -> None:
 
 def test_scheduler_fields_make_the_same_limits() -> None:
     config = parse_config({"mode": "ar", "scheduler": {"max_model_len": 512}}).scheduler_config()
-    assert SchedulerConfig(**scheduler_fields(config)) == config
+    assert SchedulerConfig(**config.given()) == config
 
 
 @pytest.mark.parametrize(

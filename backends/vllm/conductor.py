@@ -24,6 +24,7 @@ from minedraft.journal import JournalHeader, JournalWriter
 from minedraft.policy import load_policies
 from minedraft.request import FinishReason, Request, RequestId, RequestOutput
 from minedraft.scheduler import Scheduler
+from minedraft.scheduler_config import SchedulerConfig
 from minedraft.work import (
     DrafterLost,
     DrafterReady,
@@ -340,10 +341,10 @@ class Conductor:
             self._channel.submit(make_job(work, self._scheduler.requests, self._with_probs))
 
 
-def _header(config: Any, settings: Settings) -> JournalHeader:
+def _header(config: SchedulerConfig, settings: Settings) -> JournalHeader:
     return JournalHeader(
         minedraft=minedraft.__version__,
-        scheduler={f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.init},
+        scheduler=config.given(),
         policies=settings.policy_specs,
         extra={"world": "vllm"},
     )

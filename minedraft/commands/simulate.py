@@ -8,7 +8,7 @@ import minedraft
 from minedraft.commands.drive import NO_RECORDINGS, Outcome, Recordings, drive
 from minedraft.commands.errors import CommandError
 from minedraft.commands.report import Column, as_json, check_writable, print_report, write_json
-from minedraft.config import RunConfig, load_config, scheduler_fields
+from minedraft.config import RunConfig, load_config
 from minedraft.config_tree import Override
 from minedraft.journal import JournalHeader
 from minedraft.metrics import MetricsCollector
@@ -81,7 +81,7 @@ def journal_header(config: RunConfig) -> JournalHeader:
     """All that is needed to build the core of this run again, and its world."""
     return JournalHeader(
         minedraft=minedraft.__version__,
-        scheduler=scheduler_fields(config.scheduler_config()),
+        scheduler=config.scheduler_config().given(),
         policies=config.policy_specs(),
         seed=config.seed,
         extra={"world": "sim", "config": config.to_dict()},

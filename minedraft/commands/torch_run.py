@@ -15,7 +15,7 @@ from minedraft.commands.drive import NO_RECORDINGS, Recordings, drive
 from minedraft.commands.errors import CommandError, unusable_file
 from minedraft.commands.report import Column, as_json, check_writable, console, print_report, write_json
 from minedraft.commands.torch_extra import torch_extra
-from minedraft.config import RunConfig, load_config, scheduler_fields
+from minedraft.config import RunConfig, load_config
 from minedraft.config_tree import Override
 from minedraft.journal import JournalHeader
 from minedraft.metrics import MetricsCollector
@@ -215,7 +215,7 @@ def _header(config: RunConfig, limits: SchedulerConfig, options: TorchOptions, d
 
     return JournalHeader(
         minedraft=minedraft.__version__,
-        scheduler=scheduler_fields(limits),
+        scheduler=limits.given(),
         policies=config.policy_specs(),
         seed=config.seed,
         extra={"world": "torch", "target": options.target, "draft": options.draft if draft is not None else None},

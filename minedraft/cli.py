@@ -64,6 +64,26 @@ JournalOption = Annotated[
 TraceOption = Annotated[
     str | None, typer.Option("--trace", metavar="FILE", help="Write a timeline; open it at ui.perfetto.dev.")
 ]
+TargetDevicesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--target-devices",
+        metavar="0,1",
+        help="The target's devices: positions among the visible GPUs, UUIDs, or cores. By default the first ones.",
+    ),
+]
+DraftDevicesOption = Annotated[
+    str | None,
+    typer.Option("--draft-devices", metavar="2", help="The drafter's devices, likewise. By default the last ones."),
+]
+DraftArgOption = Annotated[
+    list[str],
+    typer.Option(
+        "--draft-arg",
+        metavar="KEY=VALUE",
+        help="A vLLM engine argument of the drafter, such as gpu_memory_utilization=0.5. Repeatable.",
+    ),
+]
 
 
 def _version(wanted: bool) -> None:
@@ -205,7 +225,7 @@ def compare(
 @app.command()
 def run(
     config: ConfigArgument = None,
-    backend: Annotated[str, typer.Option(help="The world: torch.")] = "torch",
+    backend: Annotated[str, typer.Option(help="The world: torch or vllm.")] = "torch",
     target: Annotated[str, typer.Option(help="Embedded name, local folder or hub name.")] = "smollm2",
     draft: Annotated[str, typer.Option(help="The same for the drafter.")] = "smollm2-drop6",
     mode: ModeOption = None,
@@ -222,9 +242,13 @@ def run(
     acceptance: Annotated[
         str, typer.Option(help="Of sampled drafts: rejection, or coupled (same text in every mode).")
     ] = "rejection",
-    dtype: Annotated[str, typer.Option(help="Of both models: auto, float32, bfloat16, float16, float64.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(help="Of both models: auto, float32, bfloat16, float16, float64 (torch only).")
+    ] = "auto",
     chat: Annotated[bool, typer.Option(help="Use the model's chat template.")] = True,
-    target_device: Annotated[str | None, typer.Option(help="cpu:N (pinned to a core), cpu, cuda:N.")] = None,
+    target_device: Annotated[
+        str | None, typer.Option(help="cpu:N (pinned to a core), cpu, cuda:N; with vllm also cuda:0,1.")
+    ] = None,
     draft_device: Annotated[str | None, typer.Option(help="Likewise; by default the second core.")] = None,
     policy: PolicyOption = [],  # noqa: B006
     seed: Annotated[int | None, typer.Option(help="Of sampled texts; prompt number i gets seed + i.")] = None,
@@ -232,13 +256,28 @@ def run(
     json: JsonOption = None,
     journal: JournalOption = None,
     trace: TraceOption = None,
+    engine_arg: Annotated[
+        list[str],
+        typer.Option(
+            "--engine-arg",
+            metavar="KEY=VALUE",
+            help="A vLLM engine argument of the target, such as max_model_len=4096. Repeatable; vllm only.",
+        ),
+    ] = [],  # noqa: B006
+    draft_arg: DraftArgOption = [],  # noqa: B006
 ) -> None:
-    """Generate text with a real target and drafter, each in its own process on its own device."""
+    """Generate text with a real target and drafter, each on its own device: with PyTorch alone, or in vLLM's engine."""
+    from minedraft.commands import torch_run, vllm_run
     from minedraft.commands.drive import Recordings
-    from minedraft.commands.torch_run import Prompt, TorchOptions, read_prompts, run_command
+    from minedraft.commands.torch_run import Prompt, read_prompts
+    from minedraft.commands.vllm_extra import nested
 
-    if backend != "torch":
-        raise CommandError(f"--backend {backend}: unknown; use torch")
+    if backend not in ("torch", "vllm"):
+        raise CommandError(f"--backend {backend}: unknown; use torch or vllm")
+    if backend == "torch" and (engine_arg or draft_arg):
+        raise CommandError(f"--{'engine' if engine_arg else 'draft'}-arg: only with --backend vllm; remove it")
+    if backend == "vllm" and acceptance != "rejection":
+        raise CommandError(f"--acceptance {acceptance}: vLLM verifies by rejection sampling only; remove it")
     texts = [Prompt(text) for text in prompt] + ([] if prompts is None else read_prompts(prompts))
     if not texts:
         raise CommandError("nothing to generate; give --prompt TEXT or --prompts FILE")
@@ -252,8 +291,78 @@ def run(
         "top_p": top_p,
         "seed": seed,
     }
-    options = TorchOptions(target, draft, target_device, draft_device, sampling, chat, dtype, acceptance)
-    run_command(config, overrides, options, texts, json, Recordings(journal, trace))
+    recordings = Recordings(journal, trace)
+    devices = (target_device, draft_device)
+    if backend == "vllm":
+        arguments = nested(engine_arg, "--engine-arg"), nested(draft_arg, "--draft-arg")
+        options = vllm_run.VllmOptions(target, draft, *devices, sampling, chat, dtype, *arguments)
+        vllm_run.run_command(config, overrides, options, texts, json, recordings)
+        return
+    torch_options = torch_run.TorchOptions(target, draft, *devices, sampling, chat, dtype, acceptance)
+    torch_run.run_command(config, overrides, torch_options, texts, json, recordings)
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
+def serve(
+    context: typer.Context,
+    rest: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="TARGET [VLLM OPTIONS]", help="The target, and any option of `vllm serve`."),
+    ] = None,
+    draft: Annotated[str | None, typer.Option(help="The drafter: embedded name, local folder or hub name.")] = None,
+    k: Annotated[int | None, typer.Option("-k", help="Drafts per round; 4 if nothing is said.")] = None,
+    mode: ModeOption = None,
+    policy: PolicyOption = [],  # noqa: B006
+    set_: Annotated[
+        list[str],
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Any setting under additional_config.minedraft, such as drafter.deadline_s=5. Repeatable.",
+        ),
+    ] = [],  # noqa: B006
+    target_devices: TargetDevicesOption = None,
+    draft_devices: DraftDevicesOption = None,
+    draft_arg: DraftArgOption = [],  # noqa: B006
+) -> None:
+    """Serve a target over HTTP: vLLM's own OpenAI server, with batch-parallel speculative decoding in its engine."""
+    from minedraft.commands.serve import MORE_HELP, serve_command, wants_help
+
+    if wants_help(rest or ()):
+        typer.echo(f"{context.get_help()}\n\n{MORE_HELP}")
+        return
+    policies = _policy_specs(policy)
+    serve_command(rest or (), _launch_options(draft, k, mode, policies, set_, target_devices, draft_devices, draft_arg))
+
+
+def _policy_specs(texts: list[str]) -> dict[str, str]:
+    overrides = [policy_override(text) for text in texts]
+    return {override.key.removeprefix("policies."): str(override.value) for override in overrides}
+
+
+def _launch_options(
+    draft: str | None,
+    k: int | None,
+    mode: str | None,
+    policies: dict[str, str],
+    settings: list[str],
+    target_devices: str | None,
+    draft_devices: str | None,
+    draft_args: list[str],
+) -> Any:
+    from minedraft.backends.vllm.launch import LaunchOptions
+    from minedraft.commands.vllm_extra import nested
+
+    return LaunchOptions(
+        draft=draft,
+        k=k,
+        mode=mode,
+        policies=policies,
+        settings=nested(settings, "--set"),
+        draft_args=nested(draft_args, "--draft-arg"),
+        target_devices=target_devices,
+        draft_devices=draft_devices,
+    )
 
 
 @app.command()
@@ -299,12 +408,76 @@ def models_path(name: Annotated[str, typer.Argument(help="Such as smollm2.")]) -
 
 
 @app.command()
+def theory(
+    drafter: Annotated[
+        str, typer.Option(help="Published stage times: qwen3-0.6b, qwen3-1.7b or qwen3-4b drafting for Qwen3-32B.")
+    ] = "qwen3-1.7b",
+    verify_ms: Annotated[float | None, typer.Option(help="V: a verification of m requests, instead.")] = None,
+    draft_ms: Annotated[float | None, typer.Option(help="t: drafting k tokens for m requests, instead.")] = None,
+    verify_2m_ms: Annotated[float | None, typer.Option(help="V of 2m requests; without it, that of m.")] = None,
+    draft_2m_ms: Annotated[float | None, typer.Option(help="t of 2m requests; without it, that of m.")] = None,
+    overhead_ms: Annotated[float, typer.Option(help="o: time per round that no stage hides.")] = 0.0,
+    k: Annotated[int, typer.Option("-k", help="Drafts per request and round.")] = 3,
+    acceptance: Annotated[
+        str,
+        typer.Option(
+            metavar="RATE[,RATE...]",
+            help="One constant rate, or unconditional rates by position (vLLM's synthetic_acceptance_rates).",
+        ),
+    ] = "0.7",
+    m: Annotated[int, typer.Option("-m", help="Requests per verification.")] = 16,
+    target_devices: Annotated[int, typer.Option(help="Devices of the target.")] = 4,
+    draft_devices: Annotated[int, typer.Option(help="Devices that psd has besides.")] = 1,
+    json: JsonOption = None,
+) -> None:
+    """What arithmetic says: tokens and time per round, gains, break-even points, and where the paper's theorem fails.
+
+    Without anything it is about the setting of the MineDraft paper. Needs scipy (the extra `theory`).
+    """
+    from minedraft.commands.theory import theory_command
+    from minedraft.commands.theory_setting import TheoryOptions
+
+    stages = verify_ms, draft_ms, verify_2m_ms, draft_2m_ms, overhead_ms
+    theory_command(TheoryOptions(drafter, *stages, k, acceptance, m, target_devices, draft_devices), json)
+
+
+validate_app = typer.Typer(help="The simulator against what was measured.", rich_markup_mode=None)
+app.add_typer(validate_app, name="validate")
+
+
+@validate_app.command("silicon")
+def validate_silicon(
+    cost: Annotated[str, typer.Option(help="Cost model: measured or roofline.")] = "measured",
+    model: Annotated[list[str], typer.Option("--model", help="Only this model. Repeatable.")] = [],  # noqa: B006
+    requests_per_client: Annotated[int, typer.Option(help="Length of each simulated run.")] = 10,
+    json: JsonOption = None,
+) -> None:
+    """Plain serving in mode ar against real vLLM runs on H100 and H200; takes minutes. Needs the extra `timing`."""
+    from minedraft.commands.validate import silicon_command
+
+    silicon_command(cost, model, requests_per_client, json)
+
+
+@app.command()
 def demo(
     simulate_only: Annotated[bool, typer.Option("--simulate-only", help="Leave the real models out.")] = False,
     output_dir: Annotated[str, typer.Option(metavar="FOLDER", help="Where files are written.")] = "out/demo",
+    backend: Annotated[
+        str, typer.Option(help="torch; or vllm, which runs the models in vLLM and nothing else.")
+    ] = "torch",
 ) -> None:
     """Show it all: real models in three modes with equal texts, then the paper's setting in simulation."""
     from minedraft.commands.demo import demo_command
+
+    if backend not in ("torch", "vllm"):
+        raise CommandError(f"--backend {backend}: unknown; use torch or vllm")
+    if backend == "vllm":
+        if simulate_only:
+            raise CommandError("--simulate-only leaves nothing of --backend vllm; drop one of them")
+        from minedraft.commands.demo_vllm import demo_vllm
+
+        demo_vllm(Path(output_dir))
+        return
 
     demo_command(Path(output_dir), simulate_only)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, assert_never
 
-from minedraft.request import FinishReason, Request
+from minedraft.request import FinishReason, Request, RequestId
 from minedraft.work import (
     DrafterLost,
     DrafterReady,
@@ -21,6 +21,7 @@ from minedraft.work import (
     Event,
     RequestAborted,
     RequestArrived,
+    RequestDisplaced,
     VerifyResult,
     VerifyWork,
     Work,
@@ -34,22 +35,39 @@ class Asked:
     """A mark in the stream: the core was asked for work. What it decided follows; events told together precede."""
 
 
+class Pooled(NamedTuple):
+    """What a pool that the world owns answered during the call of the core before this mark (see `PoolAnswers`).
+
+    Only what the core's own books would not have said is there.
+
+    Attributes:
+        num_free: free blocks that `sync` read, or None.
+        hits: (id, tokens found, blocks of them that others held) of waiting requests.
+        freed: (id, blocks that came free) of requests that gave back their blocks.
+    """
+
+    num_free: int | None
+    hits: tuple[tuple[RequestId, int, int], ...]
+    freed: tuple[tuple[RequestId, int], ...]
+
+
 class Record(NamedTuple):
     """One thing that happened at the seam.
 
     Attributes:
         now_s: the time that the core saw, in seconds on the backend's clock.
-        item: an event that came in, a work that went out, or the mark between them.
+        item: an event that came in, a work that went out, or a mark.
     """
 
     now_s: float
-    item: Event | Work | Asked
+    item: Event | Work | Asked | Pooled
 
 
 FIELDS: Final[dict[str, tuple[str, ...]]] = {
     "asked": (),
     "arrived": ("request_id", "prompt_len", "max_tokens", "arrival_s", "priority", "max_draft_tokens"),
     "aborted": RequestAborted._fields,
+    "displaced": RequestDisplaced._fields,
     "draft": DraftWork._fields,
     "drafted": ("work_id", "started_s", "ended_s", *DraftResult._fields),
     "verify": VerifyWork._fields,
@@ -57,13 +75,14 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
     "failed": WorkFailed._fields,
     "lost": DrafterLost._fields,
     "ready": (),
+    "pooled": Pooled._fields,
 }
 
 # check_circular off: tuples can't hold themselves, and the check costs a third of the time.
 _to_json: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
-def encode(now_s: float, item: Event | Work | Asked) -> str:
+def encode(now_s: float, item: Event | Work | Asked | Pooled) -> str:
     """The line for an event, a work or a mark, without its newline.
 
     Args:
@@ -76,7 +95,7 @@ def encode(now_s: float, item: Event | Work | Asked) -> str:
     return _to_json(_fields_of(now_s, item))
 
 
-def _fields_of(now_s: float, item: Event | Work | Asked) -> tuple[object, ...]:
+def _fields_of(now_s: float, item: Event | Work | Asked | Pooled) -> tuple[object, ...]:
     if isinstance(item, VerifyWork):
         return ("verify", now_s, *item)
     if isinstance(item, DraftWork):
@@ -98,6 +117,10 @@ def _fields_of(now_s: float, item: Event | Work | Asked) -> tuple[object, ...]:
         )
     if isinstance(item, RequestAborted):
         return ("aborted", now_s, *item)
+    if isinstance(item, RequestDisplaced):
+        return ("displaced", now_s, *item)
+    if isinstance(item, Pooled):
+        return ("pooled", now_s, *item)
     if isinstance(item, WorkFailed):
         return ("failed", now_s, *item)
     if isinstance(item, DrafterLost):
@@ -145,6 +168,10 @@ def _pairs(freed: list[list[Any]]) -> tuple[tuple[str, int], ...]:
     return tuple([(request_id, incarnation) for request_id, incarnation in freed])
 
 
+def _pooled(num_free: int | None, hits: list[list[Any]], freed: list[list[Any]]) -> Pooled:
+    return Pooled(num_free, tuple([(owner, tokens, blocks) for owner, tokens, blocks in hits]), _pairs(freed))
+
+
 def _draft_done(work_id: int, started_s: float, ended_s: float, num: list[int], probs: Any) -> WorkDone:
     rows = None if probs is None else tuple([tuple(row) for row in probs])
     return WorkDone(work_id, DraftResult(tuple(num), rows), started_s, ended_s)
@@ -157,10 +184,12 @@ def _verify_done(
     return WorkDone(work_id, VerifyResult(tuple(accepted), tuple(committed), ends), started_s, ended_s)
 
 
-_DECODERS: Final[dict[str, Callable[..., Event | Work | Asked]]] = {
+_DECODERS: Final[dict[str, Callable[..., Event | Work | Asked | Pooled]]] = {
     "asked": Asked,
     "arrived": lambda *fields: RequestArrived(Request(*fields)),
     "aborted": RequestAborted,
+    "displaced": RequestDisplaced,
+    "pooled": _pooled,
     "draft": _draft_work,
     "drafted": _draft_done,
     "verify": _verify_work,

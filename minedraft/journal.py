@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
 from minedraft.backend import Backend
-from minedraft.codec import FIELDS, Asked, Record, decode, encode
+from minedraft.codec import FIELDS, Asked, Pooled, Record, decode, encode
 from minedraft.work import DraftWork, Event, VerifyWork, Work
 
 FORMAT: Final = "minedraft-journal"
@@ -171,6 +171,10 @@ class JournalWriter:
         """See `Sink`."""
         self._put(encode(now_s, event))
 
+    def on_pooled(self, now_s: float, answers: Pooled) -> None:
+        """Write what a pool of the world answered; worlds without one never call it."""
+        self._put(encode(now_s, answers))
+
     def close(self) -> None:
         """See `Sink`. Writes a last line by which a reader knows that the journal is whole."""
         if not self._file.closed:
@@ -280,5 +284,5 @@ def feed(journal: Journal, *sinks: Sink) -> None:
                 sink.on_submit(now_s, item)
             elif isinstance(item, Asked):
                 sink.on_asked(now_s)
-            else:
+            elif not isinstance(item, Pooled):
                 sink.on_event(now_s, item)

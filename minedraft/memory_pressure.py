@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from minedraft.batch import BatchPhase
-from minedraft.kv_cache import KVPool, blocks_for
+from minedraft.kv_cache import KVPool
 from minedraft.policy import KVNeed, PolicyError, PreemptionMode, Victim
 from minedraft.request import RequestId
 from minedraft.sequence import NO_BATCH, SequenceState
@@ -20,8 +20,8 @@ def reserve_target(state: SchedulerState, seq: SequenceState, num_draft: int, pl
     """Make room for a sequence's next token and as many of its drafts as fit.
 
     Nobody is being verified when this is asked (the target is about to be given work), so every running sequence
-    that is not `placed` in the same work may give way, but for the oldest one: it always goes on, which is why a
-    finite load drains whatever the policy says (I18, I19).
+    that is not `placed` in the same work may give way, but for the first by rank and arrival: it always goes on, which
+    is why a finite load drains whatever the policy says (I18, I19).
 
     Args:
         state: the scheduler's state.
@@ -31,7 +31,7 @@ def reserve_target(state: SchedulerState, seq: SequenceState, num_draft: int, pl
 
     Returns:
         The number of drafts that there is room for, or -1 if the sequence is left out: preempted itself, or the
-        oldest while all that could give way are placed.
+        first one while all that could give way are placed.
 
     Raises:
         PolicyError: the policy's choice is illegal.
@@ -57,16 +57,17 @@ def _make_room(state: SchedulerState, seq: SequenceState, placed: Iterable[Seque
     """Preempt until one more block is free, or `seq` itself is gone."""
     pool = state.target_pool
     busy = {other.request_id for other in placed}
-    oldest = min(state.running.values(), key=lambda other: other.arrival_index)
+    # The rank of its arrival, which never changes: else two could take the first place, and each other's KV, in turn.
+    first = min(state.running.values(), key=lambda other: (other.rank, other.arrival_index))
     while (missing := _missing(pool, seq, seq.num_tokens)) > 0:
         candidates = [
             other
             for other in state.running.values()
-            if other is not oldest and other.request_id not in busy and other.target_capacity
+            if other is not first and other.request_id not in busy and other.target_capacity
         ]
         if not candidates:
-            # All others are in this very work: they go on, and the oldest is left out of it, not preempted.
-            assert seq is oldest, seq.request_id
+            # All others are in this very work: they go on, and the first is left out of it, not preempted.
+            assert seq is first, seq.request_id
             assert busy, "the pool can't hold one request"
             return
         victim = _ask(state, candidates, KVNeed("target", missing, pool.block_size, seq.view))
@@ -80,7 +81,7 @@ def _make_room(state: SchedulerState, seq: SequenceState, placed: Iterable[Seque
 
 def _missing(pool: KVPool, seq: SequenceState, num_tokens: int) -> int:
     """Blocks short of holding `num_tokens` tokens."""
-    return blocks_for(num_tokens, pool.block_size) - pool.held_blocks(seq.request_id) - pool.num_free_blocks
+    return pool.num_missing_blocks(seq.request_id, num_tokens)
 
 
 def reserve_draft(state: SchedulerState, seq: SequenceState, num_tokens: int, placed: Iterable[SequenceState]) -> int:

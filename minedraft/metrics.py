@@ -28,6 +28,7 @@ from minedraft.work import (
     Event,
     RequestAborted,
     RequestArrived,
+    RequestDisplaced,
     VerifyResult,
     VerifyWork,
     Work,
@@ -142,6 +143,8 @@ class MetricsCollector:
             self._arrived(event.request)
         elif isinstance(event, RequestAborted):
             self._leave(event.request_id, ABORTED)
+        elif isinstance(event, RequestDisplaced):
+            self._void_results(self._row_of.get(event.request_id))
         elif isinstance(event, WorkFailed):
             self._num_failed_works += 1
             self._verifying.pop(event.work_id, None)
@@ -246,10 +249,13 @@ class MetricsCollector:
     def _leave(self, request_id: RequestId, status: int) -> None:
         """A request is over for a reason that no verify result carries."""
         row = self._row_of.get(request_id)
-        if row is None or not self._end(row, status):
-            return
+        if row is not None and self._end(row, status):
+            self._void_results(row)
+
+    def _void_results(self, row: int | None) -> None:
+        """What a verification in flight says of a request is nobody's."""
         for work_id, (work, rows) in self._verifying.items():
-            if row in rows:  # a late result is nobody's
+            if row in rows:
                 kept = [NOBODY if other == row else other for other in rows]
                 self._verifying[work_id] = (work, kept)
 

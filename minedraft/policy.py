@@ -241,6 +241,7 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
     "selection": {"all": "minedraft.policies.selection:All"},
     "preemption": {
         "newest": "minedraft.policies.preemption:Newest",
+        "least-urgent": "minedraft.policies.preemption:LeastUrgent",
         "cost-aware": "minedraft.policies.preemption:CostAware",
     },
     "mode": {"fixed": "minedraft.policies.mode:Fixed"},

@@ -7,11 +7,13 @@ there, and must submit exactly the same works.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from minedraft.codec import Asked, Record
-from minedraft.journal import Journal
+from minedraft.codec import Asked, Pooled, Record
+from minedraft.journal import Journal, JournalHeader
+from minedraft.kv_cache import SharedPool
+from minedraft.request import RequestId
 from minedraft.scheduler import Scheduler
 from minedraft.work import DraftWork, Event, VerifyWork, Work
 
@@ -91,14 +93,50 @@ class ReplayBackend:
         while (record := self._next) is not None:
             self._next = next(self._records, None)
             item = record.item
-            if not isinstance(item, VerifyWork | DraftWork | Asked):
+            if not isinstance(item, VerifyWork | DraftWork | Asked | Pooled):
                 self._now_s = record.now_s
                 return item
         return None
 
     def ready(self) -> bool:
         """Whether the recorded core saw another event before it was asked for work."""
-        return self._next is not None and not isinstance(self._next.item, VerifyWork | DraftWork | Asked)
+        return self._next is not None and not isinstance(self._next.item, VerifyWork | DraftWork | Asked | Pooled)
+
+
+class RecordedAnswers:
+    """The `PoolAnswers` of a recorded run, one call of the core at a time."""
+
+    def __init__(self) -> None:
+        self.load(None)
+
+    def load(self, answers: Pooled | None) -> None:
+        """Answer as the pool did during one call; None if it said nothing but what the core's books say."""
+        self._free = None if answers is None else answers.num_free
+        self._hits = {} if answers is None else {owner: (tokens, blocks) for owner, tokens, blocks in answers.hits}
+        self._freed = {} if answers is None else dict(answers.freed)
+
+    def num_free_blocks(self, accounted: int) -> int:
+        """See `PoolAnswers`."""
+        return accounted if self._free is None else self._free
+
+    def prefix_hit(self, owner: RequestId) -> tuple[int, int]:
+        """See `PoolAnswers`."""
+        return self._hits.get(owner, (0, 0))
+
+    def num_freed_blocks(self, owner: RequestId, held: int) -> int:
+        """See `PoolAnswers`."""
+        return self._freed.get(owner, held)
+
+
+def recorded_pool(header: JournalHeader) -> SharedPool | None:
+    """The target pool to build a recorded run's core with; None if the run's world left the books to the core.
+
+    Raises:
+        KeyError: the header holds no scheduler configuration.
+    """
+    if not header.extra.get("shared_pool"):
+        return None
+    return SharedPool(header.scheduler["num_target_blocks"], header.scheduler["block_size"], RecordedAnswers())
 
 
 class _Replay:
@@ -106,20 +144,26 @@ class _Replay:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
+        pool = scheduler.state.target_pool
+        self._pool = pool if isinstance(pool, SharedPool) else None
         self.num_events = 0
         self.num_decisions = 0
         self.difference: Difference | None = None
         self._decided: deque[Work] = deque()
         self._now_s = 0.0
 
-    def take(self, record: Record) -> bool:
-        """Follow one record; False once the replay has left the recorded run."""
+    def take(self, record: Record, answers: Pooled | None) -> bool:
+        """Follow one record, with the pool's answers to it; False once the replay has left the recorded run."""
         now_s, item = record
+        assert not isinstance(item, Pooled)
         if isinstance(item, VerifyWork | DraftWork):
             return self._compare(item, self._decided.popleft() if self._decided else None)
         if self._decided:
             return self._compare(None, self._decided[0])
         self._now_s = now_s
+        if self._pool is not None and isinstance(self._pool.answers, RecordedAnswers):
+            self._pool.answers.load(answers)
+            self._pool.sync()
         if isinstance(item, Asked):
             self._decided.extend(self.scheduler.schedule(now_s))
         else:
@@ -143,14 +187,30 @@ def replay(journal: Journal, scheduler: Scheduler) -> ReplayReport:
 
     Args:
         journal: the recorded run.
-        scheduler: built as the journal's header says, and not used before.
+        scheduler: built as the journal's header says (its target pool by `recorded_pool`), and not used before.
 
     Raises:
         JournalError: a line of the journal is bad.
         WorldError: the recorded world broke the contract of the seam.
     """
     run = _Replay(scheduler)
-    for record in journal:
-        if not run.take(record):
+    for record, answers in _with_answers(journal):
+        if not run.take(record, answers):
             break
     return ReplayReport(run.num_events, run.num_decisions, run.difference)
+
+
+def _with_answers(records: Iterable[Record]) -> Iterator[tuple[Record, Pooled | None]]:
+    """Records with what the pool said to them, which is known, and so written, only after the call."""
+    held: Record | None = None
+    for record in records:
+        if isinstance(record.item, Pooled):
+            if held is not None:
+                yield held, record.item
+            held = None
+            continue
+        if held is not None:
+            yield held, None
+        held = record
+    if held is not None:
+        yield held, None

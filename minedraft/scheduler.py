@@ -26,6 +26,7 @@ from minedraft.work import (
     Event,
     RequestAborted,
     RequestArrived,
+    RequestDisplaced,
     VerifyResult,
     Work,
     WorkDone,
@@ -259,6 +260,8 @@ class Scheduler:
         if isinstance(event, DrafterLost):
             self._lose_drafter()
             return []
+        if isinstance(event, RequestDisplaced):
+            return self._displaced(event)
         assert isinstance(event, DrafterReady), event
         if state.draft_pool is None:
             raise WorldError("a drafter came up, but num_draft_blocks is 0")
@@ -266,6 +269,15 @@ class Scheduler:
             self._lose_drafter()
         state.drafter_up = True
         return []
+
+    def _displaced(self, event: RequestDisplaced) -> list[RequestOutput]:
+        seq = self.state.sequences.get(event.request_id)
+        if seq is None:
+            return []
+        if event.num_tokens < seq.request.prompt_len:
+            raise WorldError(f"{event.request_id!r} was displaced with {event.num_tokens} tokens, less than its prompt")
+        ended = self.state.displace(seq, event.num_tokens)
+        return [] if ended is None else [ended]
 
     def _work_done(self, event: WorkDone) -> list[RequestOutput]:
         verify, draft = self._verify, self._draft

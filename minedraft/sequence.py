@@ -19,6 +19,7 @@ class SequenceState:
     Attributes:
         request: what was asked for.
         arrival_index: position in the order of arrival, unique.
+        rank: what the admission policy thought of it when it arrived; lower goes first.
         limit: `num_tokens` at which the request ends by length.
         draft_limit: `num_tokens + k + 1` may not exceed this; the smaller of `limit` and the draft model's context.
         max_draft: upper bound on k from the request and the configuration; 0 = never drafts, holds no draft KV.
@@ -65,6 +66,7 @@ class SequenceState:
         "num_tokens",
         "num_uncomputed",
         "probs",
+        "rank",
         "request",
         "request_id",
         "round",
@@ -78,6 +80,7 @@ class SequenceState:
         self.request = request
         self.request_id = request.request_id
         self.arrival_index = arrival_index
+        self.rank: tuple[float, ...] = ()
         self.limit = limit
         self.draft_limit = draft_limit
         self.max_draft = max_draft
@@ -113,11 +116,13 @@ class SequenceState:
         assert status in LEGAL_TRANSITIONS[self.status], (self.request_id, self.status, status)
         self.status = status
 
-    def start(self, incarnation: int) -> None:
-        """Enter the running set with no KV computed and no draft pending."""
+    def start(self, incarnation: int, num_cached: int) -> None:
+        """Enter the running set with no KV computed but what the pool has cached, and no draft pending."""
+        assert 0 <= num_cached < self.num_tokens, (self.request_id, num_cached)
         self.set_status(SequenceStatus.RUNNING)
         self.incarnation = incarnation
         self.round = 0
+        self.num_uncomputed = self.num_tokens - num_cached
 
     def reset_progress(self) -> None:
         """Forget KV, drafts and incarnation, keep the committed tokens: what a recompute preemption does."""

@@ -76,10 +76,10 @@ class SchedulerState:
             detail = f"prompt_len {request.prompt_len} leaves no room for output in max_model_len {config.model_len}"
             return RequestOutput(request.request_id, FinishReason.ERROR, request.prompt_len, 0, 0, detail)
         seq = self._new_sequence(request)
-        rank = self._rank(seq)  # before anything is changed: a policy may fail
+        seq.rank = self._rank(seq)  # before anything is changed: a policy may fail
         self.num_arrived += 1
         self.sequences[seq.request_id] = seq
-        self.waiting.push(seq, rank)
+        self.waiting.push(seq, seq.rank)
         return None
 
     def _new_sequence(self, request: Request) -> SequenceState:
@@ -121,7 +121,10 @@ class SchedulerState:
         """
         limit, batches = self.config.running_limit, self.batches
         while len(self.running) < limit and (seq := self.waiting.head()) is not None:
-            if not batches.is_open(self.num_active_batches) or not self._reserve_context(seq):
+            if not batches.is_open(self.num_active_batches):
+                return
+            num_cached = self.target_pool.num_cached_tokens(seq.request_id)
+            if not self._reserve_context(seq):
                 return
             try:
                 index = self._choose_batch(seq)
@@ -129,7 +132,7 @@ class SchedulerState:
                 self.release(seq)
                 raise
             self.waiting.pop()
-            seq.start(self._next_incarnation)
+            seq.start(self._next_incarnation, num_cached)
             self._next_incarnation += 1
             batches.assign(seq, index)
             self.running[seq.request_id] = seq
@@ -155,7 +158,7 @@ class SchedulerState:
         """
         pool = self.target_pool
         spare = self.config.watermark_blocks if self.running else 0
-        if blocks_for(seq.num_tokens, pool.block_size) + spare > pool.num_free_blocks:
+        if pool.num_missing_blocks(seq.request_id, seq.num_tokens) + spare > 0:
             return False
         seq.target_capacity = pool.reserve(seq.request_id, seq.num_tokens)
         if not seq.target_capacity:
@@ -208,6 +211,27 @@ class SchedulerState:
         seq.set_status(SequenceStatus.PREEMPTED)
         seq.num_preemptions += 1
         self.waiting.push(seq, rank)
+
+    def displace(self, seq: SequenceState, num_tokens: int) -> RequestOutput | None:
+        """The world has dropped a request's KV by itself: it waits again, in its old place.
+
+        Args:
+            seq: the request, waiting or running.
+            num_tokens: its tokens, as the world counts them.
+
+        Returns:
+            An output if it is at its length limit.
+        """
+        was_running = seq.status is SequenceStatus.RUNNING
+        if was_running:
+            rank = self._rank(seq)  # before anything is changed: a policy may fail
+            self._leave(seq)
+            seq.set_status(SequenceStatus.PREEMPTED)
+            seq.num_preemptions += 1
+            self.waiting.push(seq, rank)
+        seq.num_tokens = num_tokens
+        seq.reset_progress()
+        return self.finish(seq, FinishReason.LENGTH) if num_tokens >= seq.limit else None
 
     def _leave(self, seq: SequenceState) -> None:
         self.batches.remove(seq)

@@ -20,6 +20,7 @@ from minedraft.work import (
     Event,
     RequestAborted,
     RequestArrived,
+    RequestDisplaced,
     VerifyResult,
     VerifyWork,
     Work,
@@ -109,6 +110,8 @@ class TraceWriter:
                     self._put_failed(now_s, work_id)
         elif isinstance(event, DrafterReady):
             self._put_instant("drafter ready", now_s, "")
+        elif isinstance(event, RequestDisplaced):
+            self._put_instant("displaced", now_s, event.request_id)
         elif self._show_requests:
             self._put_request(now_s, event)
 

@@ -144,6 +144,18 @@ class RequestAborted(NamedTuple):
     request_id: RequestId
 
 
+class RequestDisplaced(NamedTuple):
+    """The world has dropped a request's KV by itself; it goes back to waiting and keeps its place. Unknown: ignored.
+
+    Attributes:
+        request_id: of a waiting or running request. A result for it that is still to come changes nothing.
+        num_tokens: its committed tokens, prompt included, as the world counts them.
+    """
+
+    request_id: RequestId
+    num_tokens: int
+
+
 class WorkDone(NamedTuple):
     """A work is complete.
 
@@ -183,7 +195,7 @@ class DrafterReady:
     """A drafter with empty KV is there."""
 
 
-Event = RequestArrived | RequestAborted | WorkDone | WorkFailed | DrafterLost | DrafterReady
+Event = RequestArrived | RequestAborted | RequestDisplaced | WorkDone | WorkFailed | DrafterLost | DrafterReady
 
 
 class WorldError(Exception):

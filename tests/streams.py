@@ -19,6 +19,7 @@ from minedraft.work import (
     DraftWork,
     RequestAborted,
     RequestArrived,
+    RequestDisplaced,
     VerifyResult,
     VerifyWork,
     WorkDone,
@@ -232,6 +233,7 @@ requests = st.builds(
 events = st.one_of(
     st.builds(RequestArrived, requests),
     st.builds(RequestAborted, ids),
+    st.builds(RequestDisplaced, ids, ints),
     st.builds(WorkDone, ints, draft_results | verify_results, times, times),
     st.builds(WorkFailed, ints, st.text(max_size=20)),
     st.builds(DrafterLost, st.text(max_size=20)),

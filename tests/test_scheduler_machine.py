@@ -29,6 +29,7 @@ from minedraft.work import (
     Event,
     RequestAborted,
     RequestArrived,
+    RequestDisplaced,
     VerifyWork,
     Work,
     WorkDone,
@@ -116,6 +117,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.devices = ToyDevices(model, config.model_len)
         self.now_s = 0.0
         self.num_ids = 0
+        self.num_displaced = 0
         self.waits: dict[int, int] = {}
         self.ended: dict[str, RequestOutput] = {}
         self.everybody: dict[str, Request] = {}
@@ -205,6 +207,16 @@ class SchedulerMachine(RuleBasedStateMachine):
     def abort_unknown(self) -> None:
         self.feed(RequestAborted("nobody"))
 
+    @precondition(lambda self: self.devices.text)
+    @rule(data=st.data())
+    def displace(self, data: st.DataObject) -> None:
+        """The world drops a request's KV by itself; what a verification in flight says of it is void."""
+        request_id = data.draw(st.sampled_from(sorted(self.devices.text)))
+        self.devices.displace(request_id)
+        self.num_displaced += 1
+        self.waits.pop(self.scheduler.state.sequences[request_id].batch, None)  # whoever fills its place waits anew
+        self.feed(RequestDisplaced(request_id, len(self.devices.text[request_id])))
+
     @precondition(lambda self: DraftWork in self.in_flight)
     @rule()
     def complete_draft(self) -> None:
@@ -282,7 +294,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 break
         assert not self.devices.text, "a finite load did not drain"
         assert set(self.ended) == set(self.everybody)
-        bound = 4 * len(self.everybody) + 4
+        bound = 4 * len(self.everybody) + 4 + self.num_displaced
         assert all(output.num_preemptions <= bound for output in self.ended.values())  # I19
         state = self.scheduler.state
         assert state.target_pool.num_free_blocks == state.target_pool.num_blocks

@@ -91,6 +91,13 @@ class ToyDevices:
         self.text.pop(request_id, None)
         self.requests.pop(request_id, None)
 
+    def displace(self, request_id: str) -> None:
+        """The target's KV of a request goes, and with it what a verification in flight says of it."""
+        for key in [key for key in self.target_kv if key[0] == request_id]:
+            del self.target_kv[key]
+        for commits in self._commits.values():
+            commits[:] = [item for item in commits if item[0].request_id != request_id]
+
     def lose_drafter(self) -> None:
         self.draft_kv.clear()
 

@@ -10,7 +10,7 @@ from minedraft.config_messages import FieldError
 from minedraft.config_tables import PoliciesTable
 from minedraft.journal import Journal, JournalError, JournalHeader, read_journal
 from minedraft.policy import PolicyError
-from minedraft.replay import replay
+from minedraft.replay import recorded_pool, replay
 from minedraft.scheduler import Scheduler
 from minedraft.scheduler_config import SchedulerConfig
 from minedraft.work import WorldError
@@ -42,7 +42,7 @@ def _scheduler(path: str, header: JournalHeader) -> Scheduler:
     try:
         table = PoliciesTable.model_validate(dict(header.policies))
         specs = RunConfig(policies=table).policy_specs()
-        return Scheduler(SchedulerConfig(**header.scheduler), build_policies(specs))
+        return Scheduler(SchedulerConfig(**header.scheduler), build_policies(specs), recorded_pool(header))
     except FieldError as error:
         raise CommandError(f"{path}: header: {error}") from error
     except (TypeError, ValueError) as error:

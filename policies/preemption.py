@@ -21,6 +21,18 @@ class Newest:
         return Victim(max(candidates, key=lambda seq: seq.arrival_index), _cheapest_mode(need))
 
 
+class LeastUrgent:
+    """The least urgent one gives way, the latest arrival among equals (vLLM's rule with priorities).
+
+    Lower priority numbers are more urgent, as in the admission policy `priority`.
+    """
+
+    def choose_victim(self, candidates: Sequence[SequenceView], need: KVNeed) -> Victim:
+        """Largest (priority, arrival index)."""
+        victim = max(candidates, key=lambda seq: (seq.request.priority, seq.arrival_index))
+        return Victim(victim, _cheapest_mode(need))
+
+
 class CostAware:
     """The one whose lost KV is cheapest to compute again, among those that free enough at a stroke.
 

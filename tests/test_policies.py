@@ -173,6 +173,19 @@ def test_preemption() -> None:
     assert cheapest.choose_victim(views, draft).seq is old.view
 
 
+def test_preemption_by_priority() -> None:
+    """Lower numbers are more urgent, as in admission; among equals the latest arrival gives way."""
+    policy = load_policy("preemption", "least-urgent")
+    urgent, early, late, last = (
+        make_sequence(name, index, priority=priority).view
+        for index, (name, priority) in enumerate([("urgent", -1), ("early", 5), ("late", 5), ("last", 0)])
+    )
+    need = KVNeed("target", 1, 16, urgent)
+    assert policy.choose_victim([urgent, early, late, last], need) == Victim(late, PreemptionMode.RECOMPUTE)
+    assert policy.choose_victim([urgent, last], need).seq is last
+    assert policy.choose_victim([urgent, last], need._replace(pool="draft")).mode is PreemptionMode.DROP_DRAFT_KV
+
+
 def test_admission_ranks() -> None:
     short, urgent = make_sequence("a", 0, num_tokens=5), make_sequence("b", 1, priority=-3)
     assert load_policy("admission", "fcfs").rank(short.view) == load_policy("admission", "fcfs").rank(urgent.view)

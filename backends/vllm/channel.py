@@ -1,25 +1,22 @@
-"""The target's end of the drafter: its process, its socket, and what is to be thought of it.
+"""The target's end of the drafter: jobs sent, drafts received, and what is to be thought of the drafter meanwhile.
 
-Law of this file: nothing here blocks but `wait_ready` and `wait`. A thread reads replies into a mailbox and another
-writes orders, so that a stopped drafter never stops the target. Knows nothing of vLLM or of the core.
+Law of this file: nothing here blocks but `wait_ready`, `wait` and `close`. Threads read replies into a mailbox, write
+orders and look after the process (`drafter_watch.py`), so a stopped drafter never stops the target. At most one job is
+out; the next is sent once it is answered, in time or late. Knows nothing of vLLM or of the core.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
-import os
-import queue
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
+from minedraft.backends.vllm.drafter_process import DrafterProcess
+from minedraft.backends.vllm.drafter_watch import DrafterWatch
 from minedraft.backends.vllm.errors import VllmWorldError
 from minedraft.backends.vllm.messages import (
     PROTOCOL_VERSION,
@@ -27,19 +24,15 @@ from minedraft.backends.vllm.messages import (
     DraftJob,
     Hello,
     JobFailed,
-    LoadFailed,
     Message,
-    Order,
     Reset,
-    Stop,
-    pack,
-    receive,
 )
 from minedraft.backends.vllm.settings import DrafterSettings
 
 logger = logging.getLogger(__name__)
 
-_STOP_GRACE_S: Final = 5.0
+_MAX_UNREAD: Final = 64  # replies that nobody fetched; a drafter that keeps to the protocol has two
+_DRAFTER: Final = "minedraft.backends.vllm.drafter"
 
 
 class Up(NamedTuple):
@@ -64,89 +57,43 @@ class Late(NamedTuple):
 News = Up | Down | Late | Drafted
 
 
-class _Process:
-    """One life of the drafter's process, with the two threads that talk to it."""
+class _Ended(NamedTuple):
+    """A process is gone."""
 
-    def __init__(self, settings: DrafterSettings, spec: str, mailbox: _Mailbox) -> None:
-        self.socket, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "minedraft.backends.vllm.drafter", str(theirs.fileno()), spec]
-        # One engine core in one process: vLLM would else put it behind a process of its own.
-        env = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", **settings.env}
-        log = open(settings.log, "ab") if settings.log else None  # noqa: PTH123, SIM115
-        try:
-            self.popen = subprocess.Popen(
-                command,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log and subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
-            )
-        finally:
-            theirs.close()  # or the child's death would not show as EOF
-            if log is not None:
-                log.close()
-        self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
-        self._mailbox = mailbox
-        for target in (self._write, self._read):
-            threading.Thread(target=target, name=f"minedraft-drafter{target.__name__}", daemon=True).start()
-
-    def send(self, order: Order) -> None:
-        """Queue an order; never blocks."""
-        self._orders.put(order)
-
-    def end(self, grace_s: float) -> None:
-        """Stop the process, by force once the grace is over."""
-        if grace_s:
-            self.send(Stop())
-        self._orders.put(None)
-        try:
-            self.popen.wait(grace_s)
-        except subprocess.TimeoutExpired:
-            self.popen.kill()
-            self.popen.wait()
-        with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)  # wakes both threads
-        self.socket.close()
-
-    def end_reason(self) -> str:
-        """How the process ended; call it after EOF."""
-        try:
-            code = self.popen.wait(_STOP_GRACE_S)
-        except subprocess.TimeoutExpired:
-            return "it closed its socket"
-        return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-
-    def _write(self) -> None:
-        while (order := self._orders.get()) is not None:
-            try:
-                self.socket.sendall(pack(order))
-            except OSError:
-                return  # it died: the reading thread sees EOF
-
-    def _read(self) -> None:
-        try:
-            while (message := receive(self.socket)) is not None:
-                self._mailbox.put(self, message)
-        except VllmWorldError:
-            logger.exception("the drafter's process is given up")
-        self._mailbox.put(self, None)
+    message: str
 
 
 class _Mailbox:
-    """Replies that have come in, and an alarm for whoever waits for one."""
+    """Replies that have come in, and an alarm for whoever waits for one.
+
+    Bounded though nobody may read for weeks, where the target has nothing to do: what the dead have said is thrown
+    away, and of several that end unread one is enough to know of.
+    """
 
     def __init__(self) -> None:
-        self._items: deque[tuple[_Process, Message | None]] = deque()
+        self._items: deque[tuple[DrafterProcess, Message | _Ended]] = deque()
+        self._lock = threading.Lock()
         self._alarm = threading.Event()
 
-    def put(self, sender: _Process, message: Message | None) -> None:
-        self._items.append((sender, message))
+    def put(self, sender: DrafterProcess, message: Message) -> None:
+        with self._lock:
+            if len(self._items) >= _MAX_UNREAD:
+                sender.condemn("it answers what nobody asked")
+                return
+            self._items.append((sender, message))
         self._alarm.set()
 
-    def take(self) -> tuple[_Process, Message | None] | None:
-        self._alarm.clear()
-        return self._items.popleft() if self._items else None
+    def put_end(self, sender: DrafterProcess, message: str) -> None:
+        with self._lock:
+            self._items = deque(item for item in self._items if item[0] is not sender)
+            if not self._items or not isinstance(self._items[-1][1], _Ended):
+                self._items.append((sender, _Ended(message)))
+        self._alarm.set()
+
+    def take(self) -> tuple[DrafterProcess, Message | _Ended] | None:
+        with self._lock:
+            self._alarm.clear()
+            return self._items.popleft() if self._items else None
 
     def wait(self, timeout_s: float) -> None:
         if not self._items:
@@ -154,69 +101,98 @@ class _Mailbox:
 
 
 class DrafterChannel:
-    """Starts the drafter, sends it jobs, and turns what happens to it into `News`.
+    """Has a drafter kept alive, sends it jobs, and turns what happens to it into `News`.
 
     Args:
         settings: of the process.
         engine: vLLM engine arguments of the draft engine, complete.
         with_probs: whether jobs will ask for probabilities.
+        module: Python module that is the drafter; for tests.
     """
 
-    def __init__(self, settings: DrafterSettings, engine: Mapping[str, Any], with_probs: bool = False) -> None:
+    def __init__(
+        self, settings: DrafterSettings, engine: Mapping[str, Any], with_probs: bool = False, module: str = _DRAFTER
+    ) -> None:
         self._settings = settings
-        self._spec = json.dumps({"engine": dict(engine), "cpus": list(settings.cpus), "with_probs": with_probs})
+        self._engine = dict(engine)
+        self._with_probs = with_probs
+        self._module = module
         self._mailbox = _Mailbox()
-        self._process: _Process | None = None
+        self._terms: Hello | None = None  # what the core plans with; every later drafter must be as good
+        self._process: DrafterProcess | None = None  # that the last `Hello` came from, while it lives
         self._ready = False
         self._job: DraftJob | None = None
         self._sent_s = 0.0
-        self._late: dict[int, float] = {}  # by work id of jobs given up but not answered: when they were sent
+        self._late_id: int | None = None  # work id of a job given up but not answered
         self._freed: list[tuple[str, int]] = []  # for the next job, since that of a job not sent must not be lost
         self._news: deque[News] = deque()
-        self._num_restarts = 0
-        self._restart_at_s = 0.0
-        self._start()
+        self._watch = DrafterWatch(settings, self._start, self._mailbox.put_end)
 
     @property
     def pid(self) -> int | None:
         """Process id of the drafter, None while there is none."""
-        return None if self._process is None else self._process.popen.pid
+        process = self._watch.process
+        return None if process is None else process.popen.pid
+
+    def _start(self, wake: Callable[[], None]) -> DrafterProcess:
+        """Called from the watch's thread, but for the first time."""
+        engine = self._engine
+        if self._terms is not None:
+            engine = {**engine, "num_gpu_blocks_override": self._terms.num_blocks + 1}  # one is vLLM's null block
+        spec = {"engine": engine, "cpus": list(self._settings.cpus), "with_probs": self._with_probs}
+        return DrafterProcess(self._settings, json.dumps(spec), self._module, self._mailbox.put, wake)
 
     def wait_ready(self) -> Hello:
-        """Wait for the first `Hello`.
+        """Wait for the first drafter: for what it is like, or would be like if it came up.
 
         Raises:
-            VllmWorldError: the draft model can't be used, or takes too long to load.
+            VllmWorldError: the draft model can't be used, or takes too long to load, and `require_drafter` is on.
         """
-        deadline = time.monotonic() + self._settings.start_timeout_s
-        while (left := deadline - time.monotonic()) > 0:
-            self._mailbox.wait(left)
-            item = self._mailbox.take()
-            if item is None:
-                continue
-            message = item[1]
-            if isinstance(message, Hello):
-                self._check(message)
-                self._ready = True
-                return message
-            assert self._process is not None
-            reason = message.message if isinstance(message, LoadFailed) else self._process.end_reason()
+        while (item := self._mailbox.take()) is None:
+            self._mailbox.wait(1.0)
+        sender, message = item
+        if isinstance(message, Hello) and not (reason := self._misfit(message)):
+            self._terms, self._process, self._ready = message, sender, True
+            return message
+        if not isinstance(message, Hello):
+            reason = message.message if isinstance(message, _Ended) else f"it began with {message}"
+        if self._settings.require_drafter:
             self.close()
             raise VllmWorldError(f"the drafter can't start ({reason}); its output has the details")
-        self.close()
-        raise VllmWorldError(
-            f"the drafter was not ready after {self._settings.start_timeout_s} s; raise start_timeout_s"
-        )
+        logger.error("the drafter can't start (%s); serving without drafts while it is tried again", reason)
+        if not isinstance(message, _Ended):
+            sender.condemn(reason)
+        self._news.append(Down(reason))
+        self._terms = self._promised()
+        return self._terms
 
-    def _check(self, hello: Hello) -> None:
+    def _promised(self) -> Hello:
+        """What the engine arguments make of a drafter."""
+        engine = self._engine
+        num_blocks = engine["num_gpu_blocks_override"] - 1
+        limits = engine["block_size"], engine["max_model_len"], engine["max_num_batched_tokens"]
+        return Hello(PROTOCOL_VERSION, num_blocks, num_blocks, *limits)
+
+    def _misfit(self, hello: Hello) -> str:
+        """Why a drafter that says this can't be used, if so."""
         if hello.version != PROTOCOL_VERSION:
-            self.close()
-            raise VllmWorldError(f"the drafter speaks version {hello.version} of the protocol, we {PROTOCOL_VERSION}")
+            return f"it speaks version {hello.version} of the protocol, we {PROTOCOL_VERSION}"
+        if hello.num_free_blocks != hello.num_blocks:
+            return f"{hello.num_blocks - hello.num_free_blocks} blocks of its empty KV pool are lost"
+        terms = self._terms
+        if terms is None:
+            return ""
+        for name in ("num_blocks", "max_model_len", "max_num_batched_tokens"):
+            if getattr(hello, name) < getattr(terms, name):
+                return f"its {name} is {getattr(hello, name)}, but {getattr(terms, name)} is planned with"
+        if hello.block_size != terms.block_size:
+            return f"its block_size is {hello.block_size}, but {terms.block_size} is planned with"
+        return ""
 
     def submit(self, job: DraftJob) -> None:
         """Send a job; news of it will come. The last one must be answered or given up."""
         assert self._job is None, self._job
-        if self._late or self._process is None or not self._ready:
+        if self._late_id is not None or self._process is None or not self._ready:
             self._freed += job.freed
             self._news.append(Late(job.work_id, "the drafter is behind"))
             return
@@ -225,19 +201,19 @@ class DrafterChannel:
         self._sent_s = time.monotonic()
         self._process.send(self._job)
 
+    def drop(self, sessions: list[tuple[str, int]]) -> None:
+        """Have these sessions, (request id, incarnation), dropped before the next job."""
+        self._freed += sessions
+
     def poll(self) -> list[News]:
         """What has happened since the last call."""
         while (item := self._mailbox.take()) is not None:
             self._hear(*item)
-        now_s = time.monotonic()
-        if self._job is not None and now_s - self._sent_s > self._settings.deadline_s:
-            self._late[self._job.work_id] = self._sent_s
+        if self._job is not None and time.monotonic() - self._sent_s > self._settings.deadline_s:
+            logger.warning("no drafts after %s s; they are dropped if they still come", self._settings.deadline_s)
+            self._late_id = self._job.work_id
             self._news.append(Late(self._job.work_id, f"no drafts after {self._settings.deadline_s} s"))
             self._job = None
-        if self._late and now_s - min(self._late.values()) > self._settings.hang_timeout_s:
-            self._lose("it hangs")
-        if self._process is None and self._restart_at_s and now_s >= self._restart_at_s:
-            self._start()
         news = list(self._news)
         self._news.clear()
         return news
@@ -251,50 +227,43 @@ class DrafterChannel:
 
     def close(self) -> None:
         """End the drafter; a second call does nothing."""
-        process, self._process = self._process, None
+        self._watch.close()
+        self._process = None
         self._ready = False
-        self._restart_at_s = 0.0
-        if process is not None:
-            process.end(_STOP_GRACE_S)
 
-    def _start(self) -> None:
-        self._restart_at_s = 0.0
-        self._process = _Process(self._settings, self._spec, self._mailbox)
-
-    def _hear(self, sender: _Process, message: Message | None) -> None:
-        if sender is not self._process:
-            return  # from an earlier life
+    def _hear(self, sender: DrafterProcess, message: Message | _Ended) -> None:
         if isinstance(message, Hello):
+            if reason := self._misfit(message):
+                sender.condemn(reason)
+                return
+            self._process = sender
             self._ready = True
             self._news.append(Up(message))
+        elif sender is not self._process:
+            return  # one that was never of use
         elif isinstance(message, Drafted):
-            self._late.pop(message.work_id, None)
-            if self._job is not None and message.work_id == self._job.work_id:
-                self._job = None
-                self._news.append(message)
+            self._drafted(message)
         elif isinstance(message, JobFailed):
             # Its sessions and ours differ: start over with empty ones, as after a death but without reloading.
             logger.warning("drafter: %s; its sessions start over", message.message)
             self._forget(message.message)
             sender.send(Reset())
-        else:
-            self._lose(message.message if isinstance(message, LoadFailed) else sender.end_reason())
+        elif isinstance(message, _Ended):
+            self._forget(message.message)
+            self._process = None
+
+    def _drafted(self, message: Drafted) -> None:
+        if message.work_id == self._late_id:
+            logger.info("the drafter has caught up")
+            self._late_id = None
+        elif self._job is not None and message.work_id == self._job.work_id:
+            self._job = None
+            self._news.append(message)
 
     def _forget(self, message: str) -> None:
         if self._ready:
             self._news.append(Down(message))
         self._ready = False
         self._job = None
-        self._late.clear()
+        self._late_id = None
         self._freed = []
-
-    def _lose(self, message: str) -> None:
-        assert self._process is not None
-        logger.warning("the drafter is lost (%s); requests go on without drafts", message)
-        self._process.end(0.0)
-        self._process = None
-        self._forget(message)
-        if self._num_restarts < self._settings.max_restarts:
-            backoff_s = self._settings.restart_backoff_s * 2**self._num_restarts
-            self._restart_at_s = time.monotonic() + backoff_s
-            self._num_restarts += 1

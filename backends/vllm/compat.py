@@ -8,20 +8,23 @@ vLLM's that starts with an underscore. `check_engine` says what this world can't
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.metrics.perf import DebugPerfStats, PerfStats
 from vllm.v1.request import RequestStatus
 
 from minedraft.backends.vllm.errors import VllmWorldError
 from minedraft.request import FinishReason
+from minedraft.work import DraftWork
 
-_GATE_STEPS: Final = 2
-"""`schedule()` adds one to `current_step` before it compares: + 1 would be passed at once, + 2 sits out one call."""
-
-TESTED_VERSIONS: Final = ("0.32.",)
+TESTED_VERSIONS: Final = ("0.32.", "0.33.")
 """Prefixes of the releases that the tests of this package have run on."""
+
+_REPORT_PREFIX: Final = "minedraft/"
 
 _REASONS: Final = {
     RequestStatus.FINISHED_STOPPED: FinishReason.STOP,
@@ -34,16 +37,18 @@ _REASONS: Final = {
 
 SCHEDULER_ATTRIBUTES: Final = (
     "cache_config",
-    "current_step",
     "dynamic_sd_lookup",
     "grammar_compile_error_reqs",
     "kv_cache_manager",
     "kv_holding_waiting",
+    "lora_config",
     "max_model_len",
     "max_num_running_reqs",
     "max_num_scheduled_tokens",
     "num_spec_tokens",
     "num_waiting_for_streaming_input",
+    "policy",
+    "prev_step_scheduled_req_ids",
     "requests",
     "running",
     "structured_output_manager",
@@ -104,7 +109,6 @@ def _refusals(config: Any, kv_cache_config: Any) -> list[tuple[bool, str]]:
         (not schedule.enable_chunked_prefill, "enable_chunked_prefill is off, but the core plans prompt chunks"),
         (config.kv_transfer_config is not None, "it has a KV connector; remove kv_transfer_config"),
         (config.ec_transfer_config is not None, "it has an encoder-cache connector; remove ec_transfer_config"),
-        (config.lora_config is not None, "LoRA is on, whose limit per step the core doesn't know; remove enable_lora"),
         (model.is_encoder_decoder, "the model is an encoder-decoder"),
         (model.supports_multimodal_inputs, "the model is multimodal, and its encoder's budget isn't the core's"),
         (model.runner_type == "pooling", "the model is a pooling model"),
@@ -115,6 +119,11 @@ def _refusals(config: Any, kv_cache_config: Any) -> list[tuple[bool, str]]:
 def is_paused(scheduler: Any) -> bool:
     """Whether vLLM will run nobody at all."""
     return bool(scheduler.pause_state == PauseState.PAUSED_ALL)
+
+
+def is_by_priority(scheduler: Any) -> bool:
+    """Whether vLLM was told to serve by the requests' priorities."""
+    return bool(scheduler.policy == SchedulingPolicy.PRIORITY)
 
 
 def prepare(scheduler: Any, waiting_room: Any) -> None:
@@ -157,6 +166,16 @@ def max_draft_tokens(request: Any) -> int | None:
     return None if value is None else max(0, int(value))
 
 
+def adapter(request: Any) -> int:
+    """The number of its LoRA adapter, 0 without one."""
+    return 0 if request.lora_request is None else int(request.lora_request.lora_int_id)
+
+
+def max_adapters(scheduler: Any) -> int:
+    """How many different adapters a step may carry; 1 where there are none at all."""
+    return 1 if scheduler.lora_config is None else int(scheduler.lora_config.max_loras)
+
+
 def can_start(scheduler: Any, request: Any) -> bool:
     """Whether nothing else than its turn is waited for (a grammar is compiled in the background)."""
     return bool(scheduler._handle_blocked_waiting_request(request))
@@ -176,16 +195,19 @@ def validate_drafts(scheduler: Any, request: Any, token_ids: Sequence[int]) -> l
 # --- One step.
 
 
-def order_running(scheduler: Any, chosen: Sequence[Any]) -> None:
-    """Put these running requests first, in this order, and make all others sit out the next `schedule()`."""
-    ids = {request.request_id for request in chosen}
-    others = [request for request in scheduler.running if request.request_id not in ids]
-    gate = scheduler.current_step + _GATE_STEPS
-    for request in others:
-        request.next_decode_eligible_step = gate
-    for request in chosen:
-        request.next_decode_eligible_step = 0
-    scheduler.running = [*chosen, *others]
+def show_running(scheduler: Any, chosen: list[Any]) -> list[Any]:
+    """Let the next `schedule()` see only these running requests; returns the others, for `show_again`."""
+    shown = set(chosen)
+    others = [request for request in scheduler.running if request not in shown]
+    scheduler.running = chosen
+    # vLLM sends the whole text of whoever sat out the last step along with it, for async scheduling only.
+    scheduler.prev_step_scheduled_req_ids.update([request.request_id for request in chosen])
+    return others
+
+
+def show_again(scheduler: Any, others: list[Any]) -> None:
+    """After `schedule()`: put those back that were not shown to it."""
+    scheduler.running += others
 
 
 def preempt(scheduler: Any, request: Any) -> None:
@@ -194,14 +216,32 @@ def preempt(scheduler: Any, request: Any) -> None:
     scheduler._preempt_request(request, time.monotonic())
 
 
-def prefix_hit(scheduler: Any, request: Any) -> int:
-    """Tokens that a waiting request would find in the prefix cache now; takes nothing."""
-    return int(scheduler.kv_cache_manager.get_computed_blocks(request)[1])
+def prefix_hit(scheduler: Any, request: Any, leaving: Sequence[str] = ()) -> tuple[int, int]:
+    """Tokens that a waiting request would find in the prefix cache, and blocks of them in use; takes nothing.
+
+    Args:
+        scheduler: vLLM's.
+        request: who looks.
+        leaving: ids of requests that are about to give back their blocks: what only they use isn't in use.
+    """
+    found, num_tokens, *_ = scheduler.kv_cache_manager.get_computed_blocks(request)
+    if not num_tokens:
+        return 0, 0
+    gone = Counter(block.block_id for request_id in leaving for block in _blocks(scheduler, request_id))
+    return int(num_tokens), sum(block.ref_cnt > gone[block.block_id] for block in found.blocks[0])
 
 
 def held_blocks(scheduler: Any, request_id: str) -> int:
     """Blocks that a request holds."""
     return len(_blocks(scheduler, request_id))
+
+
+def num_own_blocks(scheduler: Any, request_id: str, joining: Iterable[Any]) -> int:
+    """Blocks that a request holds and nobody else, and that none of the `joining` requests finds in the cache."""
+    manager = scheduler.kv_cache_manager
+    claimed = {block.block_id for request in joining for block in manager.get_computed_blocks(request)[0].blocks[0]}
+    own = [block for block in _blocks(scheduler, request_id) if block.ref_cnt == 1]
+    return sum(block.block_id not in claimed for block in own)
 
 
 def trim(scheduler: Any, request: Any) -> bool:
@@ -227,6 +267,13 @@ def resend_blocks(scheduler: Any, output: Any, request_ids: Iterable[str]) -> No
         if request_id in index and request_id not in cached.resumed_req_ids:
             cached.resumed_req_ids.add(request_id)
             cached.new_block_ids[index[request_id]] = scheduler.kv_cache_manager.get_block_ids(request_id)
+
+
+def new_tokens(scheduler: Any, work: DraftWork) -> list[list[int]]:
+    """The committed tokens that a draft work's entries feed to the drafter; all its requests are alive."""
+    requests = scheduler.requests
+    columns = zip(work.request_ids, work.num_computed, work.num_new, strict=True)
+    return [requests[request_id]._all_token_ids[start : start + count] for request_id, start, count in columns]
 
 
 def _blocks(scheduler: Any, request_id: str) -> list[Any]:
@@ -268,3 +315,33 @@ def rewind_session(scheduler: Any, session: Any, update: Any, keep: int) -> None
     if session.status == RequestStatus.WAITING_FOR_STREAMING_REQ:
         scheduler.num_waiting_for_streaming_input -= 1
     session.status = RequestStatus.WAITING
+
+
+# --- Statistics.
+
+
+def put_report(stats: Any, report: dict[str, int]) -> None:
+    """Give a step's statistics numbers of ours to carry to the front end.
+
+    They travel where vLLM has numbers under free names: in `perf_stats.debug_stats`, which nobody reads unless
+    VLLM_DEBUG_MFU_METRICS is set, and which is then only printed. A field of our own would not survive the encoding
+    between the processes, and the fields for connectors make vLLM's loggers look for a connector.
+    """
+    if stats.perf_stats is None:
+        stats.perf_stats = PerfStats()
+    if stats.perf_stats.debug_stats is None:
+        stats.perf_stats.debug_stats = DebugPerfStats(0.0, 0, 0, {}, {}, {}, {})
+    debug_stats = stats.perf_stats.debug_stats
+    debug_stats.context_breakdown = {
+        **(debug_stats.context_breakdown or {}),
+        **{_REPORT_PREFIX + key: value for key, value in report.items()},
+    }
+
+
+def take_report(stats: Any) -> dict[str, int]:
+    """Take out what `put_report` put in; empty if there is nothing."""
+    if stats.perf_stats is None or stats.perf_stats.debug_stats is None:
+        return {}
+    numbers = stats.perf_stats.debug_stats.context_breakdown or {}
+    keys = [key for key in numbers if key.startswith(_REPORT_PREFIX)]
+    return {key.removeprefix(_REPORT_PREFIX): numbers.pop(key) for key in keys}

@@ -6,22 +6,26 @@ what the core answers is carried out by `step.py` (the target) and `channel.py` 
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections import deque
 from typing import Any
 
 import minedraft
 from minedraft.backends.vllm import compat
+from minedraft.backends.vllm.adapters import AdapterGate
 from minedraft.backends.vllm.channel import Down, DrafterChannel, Late, News, Up
 from minedraft.backends.vllm.core_loop import CoreLoop
-from minedraft.backends.vllm.drafts import DraftBook, make_job
-from minedraft.backends.vllm.limits import drafter_engine, scheduler_config
-from minedraft.backends.vllm.settings import Settings
-from minedraft.backends.vllm.step import Step, arrange, check, note_sampled, read_result
+from minedraft.backends.vllm.counters import Counters
+from minedraft.backends.vllm.drafts import hand_over, make_job
+from minedraft.backends.vllm.errors import VllmWorldError
+from minedraft.backends.vllm.kv_view import KVView
+from minedraft.backends.vllm.limits import drafter_engine, follow_engine, scheduler_config
+from minedraft.backends.vllm.messages import Hello
+from minedraft.backends.vllm.settings import KEY, Settings
+from minedraft.backends.vllm.step import Step, arrange, check, note_sampled, read_result, unplanned
 from minedraft.backends.vllm.waiting_room import WaitingRoom
 from minedraft.journal import JournalHeader, JournalWriter
-from minedraft.policy import load_policies
+from minedraft.policy import Policies, load_policies
 from minedraft.request import FinishReason, Request, RequestId, RequestOutput
 from minedraft.scheduler import Scheduler
 from minedraft.scheduler_config import SchedulerConfig
@@ -32,37 +36,13 @@ from minedraft.work import (
     Event,
     RequestAborted,
     RequestArrived,
+    RequestDisplaced,
     VerifyWork,
     WorkDone,
     WorkFailed,
 )
 
 logger = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(slots=True)
-class Counters:
-    """What happened so far, for metrics and tests.
-
-    Attributes:
-        steps: verifications that vLLM ran.
-        waits: `schedule()` calls that ended with nothing to verify while drafts were awaited.
-        wait_s: seconds spent in `schedule()` waiting for drafts.
-        strays: requests that vLLM treated otherwise than planned.
-        late_drafts: draft works given up.
-        drafters_lost: times that the drafter went away.
-        preemptions: requests that lost their target KV by the core's decision.
-        trims: requests that gave back blocks of rejected drafts.
-    """
-
-    steps: int = 0
-    waits: int = 0
-    wait_s: float = 0.0
-    strays: int = 0
-    late_drafts: int = 0
-    drafters_lost: int = 0
-    preemptions: int = 0
-    trims: int = 0
 
 
 class Conductor:
@@ -74,6 +54,7 @@ class Conductor:
 
     Attributes:
         counters: what happened so far.
+        marks: while vLLM schedules, by id of those that compute a prompt: tokens that they shall have computed then.
 
     Raises:
         VllmWorldError: settings and engine don't fit, or the drafter can't start.
@@ -82,33 +63,66 @@ class Conductor:
 
     def __init__(self, scheduler: Any, settings: Settings) -> None:
         self.counters = Counters()
+        self.marks: dict[RequestId, int] = {}
         self._scheduler = scheduler
-        self._settings = settings
+        self._settings = settings = follow_engine(scheduler, settings)
         self._room = WaitingRoom()
-        self._drafts = DraftBook()
         self._inbox: deque[Event] = deque()
         self._blocked: dict[RequestId, Any] = {}  # requests whose grammar is being compiled
+        self._gate = AdapterGate(compat.max_adapters(scheduler))
         self._incarnations: dict[RequestId, int] = {}
         self._drafting: DraftWork | None = None
         self._planned: VerifyWork | None = None
         self._step: Step | None = None
+        self._hidden: list[Any] = []  # vLLM's running requests that are not shown to the `schedule()` that runs now
         self._resend: dict[RequestId, None] = {}
         self._channel: DrafterChannel | None = None
-        hello = None
+        self._hello: Hello | None = None
         policies = load_policies(settings.policy_specs)
         self._with_probs = not getattr(policies.selection, "keeps_all", False)
         if settings.drafter is not None:
             engine = drafter_engine(scheduler, settings.drafter)
             self._channel = DrafterChannel(settings.drafter, engine, self._with_probs)
-            hello = self._channel.wait_ready()
+            self._hello = self._channel.wait_ready()
         try:
-            config = scheduler_config(scheduler, settings, hello)
             compat.prepare(scheduler, self._room)
-            sinks = [JournalWriter(settings.journal, _header(config, settings))] if settings.journal else []
+            self._start_core(settings, policies)
         except BaseException:
             self.close()
             raise
-        self._loop: CoreLoop = CoreLoop(Scheduler(config, policies), sinks)
+
+    def _start_core(self, settings: Settings, policies: Policies) -> None:
+        config = scheduler_config(self._scheduler, settings, self._hello)
+        sinks = [JournalWriter(settings.journal, _header(config, settings))] if settings.journal else []
+        self._view = KVView(self._scheduler, self._incarnations)
+        self._loop: CoreLoop = CoreLoop(Scheduler(config, policies, self._view.pool), self._view, sinks)
+
+    def restart(self, settings: Settings) -> None:
+        """Put a fresh core at the side of an idle engine: other policies, mode, limits or journal, no reloading.
+
+        Counters go on, and the drafter stays as it is: what the settings say of it is not looked at.
+
+        Raises:
+            VllmWorldError: requests are unfinished, or the journal is the one that is being written.
+            ValueError: the limits don't fit together, or a policy is unknown; the core stays as it was.
+        """
+        self._take_in()
+        if self._scheduler.requests or self.core.num_unfinished or self.core.num_in_flight:
+            raise VllmWorldError("minedraft can't restart beside a busy engine: let its requests end, or abort them")
+        if settings.journal and settings.journal == self._settings.journal:
+            raise VllmWorldError(f"{KEY}.journal is {settings.journal!r} already; name another file for the fresh core")
+        settings = follow_engine(self._scheduler, settings)
+        policies = load_policies(settings.policy_specs)
+        old, up = self._loop, self.core.state.drafter_up
+        self._start_core(settings, policies)
+        old.close()
+        self._settings = settings
+        self._with_probs = not getattr(policies.selection, "keeps_all", False)
+        if self._channel is not None:
+            if not up:
+                self._tell(DrafterLost("it was lost before the restart"))
+            # The fresh core knows nothing of the sessions that the old one has let go of.
+            self._channel.drop(old.core.state.draft_freed)
 
     @property
     def core(self) -> Scheduler:
@@ -119,6 +133,11 @@ class Conductor:
     def drafter_pid(self) -> int | None:
         """Process id of the drafter, if it runs."""
         return None if self._channel is None else self._channel.pid
+
+    def report(self) -> dict[str, int]:
+        """What is new for the metrics since the last call; see `Counters.report`."""
+        state = self.core.state
+        return self.counters.report(state.drafter_up, state.batches.sizes(), state.num_active_batches)
 
     def close(self) -> None:
         """End the drafter and the journal; a second call does nothing."""
@@ -163,20 +182,22 @@ class Conductor:
                     return
                 continue
             if not self._await_news(deadline):
-                compat.order_running(self._scheduler, ())
+                self._hidden = compat.show_running(self._scheduler, [])
                 return
 
     def _arrange(self, work: VerifyWork) -> bool:
         """Whether the work gives vLLM anything to run; if not, it is done."""
         self._planned = None
-        running = len(self._scheduler.running)
-        step = arrange(self._scheduler, self._room, self._drafts, self._incarnations, work)
-        self.counters.preemptions += max(0, running - len(self._scheduler.running))
+        num_running = len(self._scheduler.running)
+        step = arrange(self._scheduler, self._room, self._incarnations, work)
+        self.counters.preemptions += num_running - len(self._scheduler.running)
         if step.expected:
             self._step = step
+            self.marks = step.marks
+            self._hidden = compat.show_running(self._scheduler, step.running)
             return True
-        step.started_s = self._loop.now()
-        self._finish(step)
+        step.started_s = step.ended_s = self._loop.now()
+        self._finish(step, {})
         return False
 
     def _await_news(self, deadline: float) -> bool:
@@ -185,15 +206,19 @@ class Conductor:
             return False
         now_s = self._loop.now()
         if now_s >= deadline:
-            self.counters.waits += 1
+            self.counters.empty_plans += 1
             return False
         self._channel.wait(deadline - now_s)
+        self.counters.waits += 1
         self.counters.wait_s += self._loop.now() - now_s
         return True
 
     def scheduled(self, output: Any) -> None:
         """VLLM has scheduled: check it, and bring the workers' block tables up to date."""
         self._room.withdraw()
+        compat.show_again(self._scheduler, self._hidden)
+        self._hidden = []
+        self.marks = {}
         if self._resend:
             sent = [request_id for request_id in self._resend if request_id in output.num_scheduled_tokens]
             compat.resend_blocks(self._scheduler, output, sent)
@@ -203,15 +228,14 @@ class Conductor:
         if step is None:
             if not output.num_scheduled_tokens:
                 return
-            # vLLM ran what the core never planned: an empty plan lets every one of them be found a stray.
-            step = self._step = Step(VerifyWork(-1, 0, (), (), (), (), (), (), (), (), (), ()))
+            step = self._step = unplanned()
         check(step, output.num_scheduled_tokens)
         step.started_s = self._loop.now()
-        self.counters.steps += 1
+        self.counters.started(self.core.state.mode)
 
     def limit(self, request: Any, num_computed_tokens: int, num_new_tokens: int) -> int:
         """How many tokens vLLM may run of a request in this step: what reaches the plan's mark."""
-        mark = None if self._step is None else self._step.marks.get(request.request_id)
+        mark = self.marks.get(request.request_id)
         return num_new_tokens if mark is None else max(0, min(num_new_tokens, mark - num_computed_tokens))
 
     # --- The second half of a step.
@@ -219,53 +243,62 @@ class Conductor:
     def sampled(self, model_output: Any) -> None:
         """The model has run; vLLM's requests are still as before."""
         if self._step is not None:
-            note_sampled(self._step, model_output)
+            self._step.ended_s = self._loop.now()
+            note_sampled(self._step, model_output, len(self._scheduler.running))
 
-    def updated(self) -> None:
+    def updated(self, outputs: dict[int, Any]) -> None:
         """The step is over and vLLM's requests are up to date: tell the core, and send the next drafts off at once."""
         step, self._step = self._step, None
         if step is not None:
-            self._finish(step)
+            self._finish(step, outputs)
         self._take_in()
         if self._planned is None:
             self._ask()
 
-    def _finish(self, step: Step) -> None:
-        ended_s = self._loop.now()
-        result = read_result(step)
+    def _finish(self, step: Step, outputs: dict[int, Any]) -> None:
+        self.counters.verified(step.started_s, step.ended_s, drafting=self._drafting is not None)
+        num_running = len(self._scheduler.running)
+        result = read_result(step, outputs, num_running)
         self._tell_inbox()  # aborts that came while the model ran precede its result
         for request_id, why in step.strays.items():
-            self.counters.strays += 1
-            logger.warning("request %s %s; the core is told of it anew", request_id, why)
-            self._tell(RequestAborted(request_id))
+            self._displace(request_id, why)
         if step.work.work_id >= 0:
-            self._tell(WorkDone(step.work.work_id, result, step.started_s, ended_s))
-        for request_id in step.strays:
-            self._introduce_anew(request_id)
-        for request in step.requests:
-            if request is not None:
-                self._tidy(request)
+            self._tell(WorkDone(step.work.work_id, result, step.started_s, step.ended_s))
+            self._cut_blocks()
+        if num_running != step.num_running:
+            self._forget_ended(step)
 
-    def _tidy(self, request: Any) -> None:
-        """Let go of what rejected drafts or a finished request leave behind."""
-        if request.request_id not in self._scheduler.requests:
-            self._drafts.drop(request.request_id)
-            self._incarnations.pop(request.request_id, None)
-            self._resend.pop(request.request_id, None)
-        elif compat.is_running(request) and compat.trim(self._scheduler, request):
-            self._resend[request.request_id] = None
-            self.counters.trims += 1
+    def _cut_blocks(self) -> None:
+        """Give back the blocks that the core has cut off: drafts that were rejected lay there."""
+        for request_id in self._view.trimmed:
+            request = self._scheduler.requests.get(request_id)
+            if request is not None and compat.is_running(request) and compat.trim(self._scheduler, request):
+                self._resend[request_id] = None
+                self.counters.trims += 1
+        self._view.trimmed.clear()
 
-    def _introduce_anew(self, request_id: RequestId) -> None:
-        """Make vLLM and the core agree on a request again: it starts over, with the text that it has."""
-        request = self._scheduler.requests.get(request_id)
-        self._drafts.drop(request_id)
+    def _forget_ended(self, step: Step) -> None:
+        for request_id in step.work.request_ids:
+            if request_id not in self._scheduler.requests:
+                self._forget(request_id)
+                self._open_gate(request_id)
+
+    def _forget(self, request_id: RequestId) -> None:
         self._incarnations.pop(request_id, None)
+        self._resend.pop(request_id, None)
+
+    def _displace(self, request_id: RequestId, why: str) -> None:
+        """Make vLLM and the core agree on a request again: it waits once more, with the text that it has."""
+        self.counters.strays += 1
+        logger.warning("request %s %s; it loses its KV and waits again", request_id, why)
+        self._incarnations.pop(request_id, None)
+        request = self._scheduler.requests.get(request_id)
         if request is None:
+            self._tell(RequestAborted(request_id))  # it has ended
             return
         if compat.is_running(request):
             compat.preempt(self._scheduler, request)
-        self._tell_arrival(request)
+        self._tell(RequestDisplaced(request_id, request.num_tokens))
 
     # --- Events and works.
 
@@ -274,7 +307,8 @@ class Conductor:
         ready = [request for request in self._blocked.values() if compat.can_start(self._scheduler, request)]
         for request in ready:
             del self._blocked[request.request_id]
-            self._tell_arrival(request)
+            if self._gate.arrive(request.request_id, compat.adapter(request)):
+                self._tell_arrival(request)
         if self._channel is not None:
             for news in self._channel.poll():
                 self._hear(news)
@@ -283,10 +317,16 @@ class Conductor:
         while self._inbox:
             event = self._inbox.popleft()
             if isinstance(event, RequestAborted):
-                self._drafts.drop(event.request_id)
-                self._incarnations.pop(event.request_id, None)
-                self._resend.pop(event.request_id, None)
+                self._forget(event.request_id)
             self._tell(event)
+            if isinstance(event, RequestAborted):
+                self._open_gate(event.request_id)
+
+    def _open_gate(self, request_id: RequestId) -> None:
+        """A request has ended: those that waited for its adapter's place go on."""
+        for freed_id in self._gate.leave(request_id):
+            if (request := self._scheduler.requests.get(freed_id)) is not None:  # else its abort is in the inbox
+                self._tell_arrival(request)
 
     def _tell_arrival(self, request: Any) -> None:
         left = request.max_tokens - request.num_output_tokens
@@ -327,8 +367,9 @@ class Conductor:
         else:
             work, self._drafting = self._drafting, None
             assert work is not None, news.work_id
-            result = self._drafts.put(work, news, self._scheduler.requests)
+            result = hand_over(self._scheduler, self._incarnations, work, news)
             origin_s = self._loop.origin_s
+            self.counters.drafted(news.started_s - origin_s, news.ended_s - origin_s)
             self._tell(WorkDone(work.work_id, result, news.started_s - origin_s, news.ended_s - origin_s))
 
     def _ask(self) -> None:
@@ -338,7 +379,7 @@ class Conductor:
                 continue
             assert self._channel is not None
             self._drafting = work
-            self._channel.submit(make_job(work, self._scheduler.requests, self._with_probs))
+            self._channel.submit(make_job(self._scheduler, work, self._with_probs))
 
 
 def _header(config: SchedulerConfig, settings: Settings) -> JournalHeader:
@@ -346,5 +387,5 @@ def _header(config: SchedulerConfig, settings: Settings) -> JournalHeader:
         minedraft=minedraft.__version__,
         scheduler=config.given(),
         policies=settings.policy_specs,
-        extra={"world": "vllm"},
+        extra={"world": "vllm", "shared_pool": True},
     )

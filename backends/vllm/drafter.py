@@ -1,14 +1,17 @@
 """The drafter's process: a second vLLM engine that answers one `DraftJob` after the other.
 
-Law of this file: vLLM and torch are imported after the process has pinned itself; the process ends as soon as the other
-end of its socket is gone, whatever it is doing.
+Law of this file: vLLM and torch are imported after the process has pinned itself; the process and its workers end as
+soon as the other end of its socket is gone, whatever they are doing. Pings are answered by the reading thread, so they
+tell of the process and not of the engine.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
+import multiprocessing
 import os
 import queue
 import signal
@@ -26,6 +29,8 @@ from minedraft.backends.vllm.messages import (
     Hello,
     JobFailed,
     LoadFailed,
+    Ping,
+    Pong,
     Reply,
     Reset,
     Stop,
@@ -39,6 +44,7 @@ Key = tuple[str, int]
 """(request id, incarnation)."""
 
 _EXIT_GRACE_S: Final = 5.0  # for a step to finish once the target is gone
+_MAX_ORDERS: Final = 4  # a job or a reset, and a stop; see `messages.py`
 
 
 class OutOfStepError(Exception):
@@ -170,38 +176,74 @@ class DraftEngine:
         raise OutOfStepError("the drafter's KV pool is too small for this job alone")
 
 
+class Line:
+    """The drafter's end of the socket.
+
+    Attributes:
+        orders: jobs, resets and stops that came in.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.orders: queue.Queue[DraftJob | Reset | Stop] = queue.Queue(_MAX_ORDERS)
+        self._connection = connection
+        self._lock = threading.Lock()  # two threads send
+        threading.Thread(target=self._read, name="minedraft-orders", daemon=True).start()
+
+    def send(self, reply: Reply) -> None:
+        """Send a reply; without effect once the target is gone, since then the reading thread ends the process."""
+        with self._lock, contextlib.suppress(OSError):
+            self._connection.sendall(pack(reply))
+
+    def _read(self) -> None:
+        """Pass orders on; when the target is gone, end the process even in the middle of a step."""
+        try:
+            while (message := receive(self._connection)) is not None:
+                if isinstance(message, Ping):
+                    self.send(Pong())
+                    continue
+                assert isinstance(message, DraftJob | Reset | Stop), message
+                self.orders.put_nowait(message)
+            with contextlib.suppress(queue.Full):
+                self.orders.put_nowait(Stop())
+            time.sleep(_EXIT_GRACE_S)
+        except Exception:
+            logger.exception("the target doesn't keep to the protocol")
+        leave(0)
+
+
+def leave(code: int) -> None:
+    """End the process at once, and its workers: a regular exit takes vLLM and torch several seconds."""
+    for worker in multiprocessing.active_children():
+        worker.kill()
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(code)
+
+
 def main() -> None:
     """Entry point: `python -m minedraft.backends.vllm.drafter FD SPEC`."""
     connection = socket.socket(fileno=int(sys.argv[1]))
+    connection.set_inheritable(False)
     spec = json.loads(sys.argv[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the target's to handle; it closes the socket
     if spec["cpus"]:
         os.sched_setaffinity(0, spec["cpus"])
-    orders: queue.SimpleQueue[DraftJob | Reset | Stop] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(connection, orders), daemon=True).start()
+    line = Line(connection)
     try:
         core = _load(spec["engine"])
         engine = DraftEngine(core)
         engine.warm_up(spec["with_probs"])
     except Exception as error:
         logger.exception("the draft model can't be loaded")
-        _send(connection, LoadFailed(f"{type(error).__name__}: {error}"))
-        sys.exit(1)
-    _serve(core, engine, connection, orders)
-    core.shutdown()
-    logging.shutdown()
-    sys.stdout.flush()
-    os._exit(0)  # a regular exit takes vLLM and torch several seconds, which the target would wait for
-
-
-def _read(connection: socket.socket, orders: queue.SimpleQueue[DraftJob | Reset | Stop]) -> None:
-    """Pass orders on; when the target is gone, end the process even in the middle of a step."""
-    while (message := receive(connection)) is not None:
-        assert isinstance(message, DraftJob | Reset | Stop), message
-        orders.put(message)
-    orders.put(Stop())
-    time.sleep(_EXIT_GRACE_S)
-    os._exit(0)
+        line.send(LoadFailed(f"{type(error).__name__}: {error}"))
+        leave(1)
+    try:
+        _serve(core, engine, line)
+        core.shutdown()
+    except Exception:
+        logger.exception("the draft engine failed")
+        leave(1)
+    leave(0)
 
 
 def _load(engine: dict[str, Any]) -> Any:
@@ -210,7 +252,9 @@ def _load(engine: dict[str, Any]) -> Any:
     from vllm.v1.executor.abstract import Executor
 
     config = EngineArgs(**engine).create_engine_config()
-    return EngineCore(config, Executor.get_class(config), log_stats=False)
+    core = EngineCore(config, Executor.get_class(config), log_stats=False)
+    core.model_executor.register_failure_callback(lambda: leave(1))  # a worker died; vLLM has said so
+    return core
 
 
 def _hello(core: Any) -> Hello:
@@ -219,34 +263,26 @@ def _hello(core: Any) -> Hello:
     return Hello(
         PROTOCOL_VERSION,
         compat.num_usable_blocks(core.scheduler),
+        compat.num_free_blocks(core.scheduler),
         core.scheduler.block_size,
         core.scheduler.max_model_len,
         core.scheduler.max_num_scheduled_tokens,
     )
 
 
-def _serve(
-    core: Any, engine: DraftEngine, connection: socket.socket, orders: queue.SimpleQueue[DraftJob | Reset | Stop]
-) -> None:
-    _send(connection, _hello(core))
-    while not isinstance(order := orders.get(), Stop):
+def _serve(core: Any, engine: DraftEngine, line: Line) -> None:
+    line.send(_hello(core))
+    while not isinstance(order := line.orders.get(), Stop):
         if isinstance(order, Reset):
             engine.reset()
-            _send(connection, _hello(core))
+            line.send(_hello(core))
             continue
         try:
             reply: Reply = engine.run(order)
         except OutOfStepError as error:
             engine.reset()
             reply = JobFailed(order.work_id, str(error))
-        _send(connection, reply)
-
-
-def _send(connection: socket.socket, reply: Reply) -> None:
-    try:
-        connection.sendall(pack(reply))
-    except OSError:
-        return  # the target is gone; the reading thread ends the process
+        line.send(reply)
 
 
 if __name__ == "__main__":

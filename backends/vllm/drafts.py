@@ -1,59 +1,50 @@
-"""Drafted token ids on their way from the drafter to the target, and the jobs made of draft works."""
+"""Draft works on their way to the drafter, and drafted tokens on their way into vLLM's requests.
+
+Law of this file: a draft lies in its request's `spec_token_ids`, where vLLM takes it from; it gets there only while the
+request is in the incarnation that it was made for. How many of it are verified is the core's decision.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
+from minedraft.backends.vllm import compat
 from minedraft.backends.vllm.messages import Drafted, DraftEntry, DraftJob
 from minedraft.request import RequestId
 from minedraft.work import DraftResult, DraftWork
 
 
-class PendingDraft(NamedTuple):
-    """A draft and the key under which the core may use it, once."""
-
-    incarnation: int
-    round: int
-    token_ids: list[int]
-
-
-class DraftBook:
-    """Holds at most one draft per request: a newer one replaces it, a verification takes it."""
-
-    def __init__(self) -> None:
-        self._pending: dict[RequestId, PendingDraft] = {}
-
-    def put(self, work: DraftWork, reply: Drafted, alive: Container[RequestId]) -> DraftResult:
-        """Keep what was drafted for requests that are alive, and tell the core how much was drafted."""
-        drafts = []
-        for i, request_id in enumerate(work.request_ids):
-            token_ids = reply.token_ids[i][: work.num_draft[i]]
-            drafts.append(token_ids)
-            if token_ids and request_id in alive:
-                self._pending[request_id] = PendingDraft(work.incarnations[i], work.rounds[i], token_ids)
-        probs = None
-        if reply.probs is not None:
-            probs = tuple([tuple(row[: len(ids)]) for row, ids in zip(reply.probs, drafts, strict=True)])
-        return DraftResult(tuple([len(token_ids) for token_ids in drafts]), probs)
-
-    def take(self, request_id: RequestId, incarnation: int, round_: int, count: int) -> list[int]:
-        """The first `count` tokens drafted under a key; none if that draft is not there."""
-        draft = self._pending.pop(request_id, None)
-        if draft is None or draft[:2] != (incarnation, round_):
-            return []
-        return draft.token_ids[:count]
-
-    def drop(self, request_id: RequestId) -> None:
-        """Forget a request."""
-        self._pending.pop(request_id, None)
-
-
-def make_job(work: DraftWork, requests: Mapping[RequestId, Any], with_probs: bool) -> DraftJob:
+def make_job(scheduler: Any, work: DraftWork, with_probs: bool) -> DraftJob:
     """Put the tokens to a work; every request of it is alive, since the core knows of all aborts when it is asked."""
-    entries = []
-    for i, request_id in enumerate(work.request_ids):
-        start = work.num_computed[i]
-        token_ids = requests[request_id].all_token_ids[start : start + work.num_new[i]]
-        entries.append(DraftEntry(request_id, work.incarnations[i], start, list(token_ids), work.num_draft[i]))
-    return DraftJob(work.work_id, list(work.freed), entries, with_probs)
+    token_ids = compat.new_tokens(scheduler, work)
+    columns = zip(work.request_ids, work.incarnations, work.num_computed, token_ids, work.num_draft, strict=True)
+    return DraftJob(work.work_id, list(work.freed), [DraftEntry._make(row) for row in columns], with_probs)
+
+
+def hand_over(scheduler: Any, incarnations: Mapping[RequestId, int], work: DraftWork, reply: Drafted) -> DraftResult:
+    """Give the drafts to vLLM's requests; returns how much was drafted, for the core.
+
+    What a request's grammar forbids is cut, as vLLM cuts its own drafts: the core learns the shorter length.
+
+    Args:
+        scheduler: vLLM's.
+        incarnations: of the requests that vLLM runs.
+        work: what was asked for.
+        reply: what came.
+    """
+    find = scheduler.requests.get
+    drafted = []
+    columns = zip(work.request_ids, work.incarnations, work.num_draft, reply.token_ids, strict=True)
+    for request_id, incarnation, num_draft, token_ids in columns:
+        if len(token_ids) > num_draft:
+            token_ids = token_ids[:num_draft]
+        if incarnations.get(request_id) == incarnation and (request := find(request_id)) is not None:
+            if request.structured_output_request is not None:
+                token_ids = compat.validate_drafts(scheduler, request, token_ids)
+            request.spec_token_ids = token_ids
+        drafted.append(len(token_ids))
+    probs = None
+    if reply.probs is not None:
+        probs = tuple([tuple(row[:num]) for row, num in zip(reply.probs, drafted, strict=True)])
+    return DraftResult(tuple(drafted), probs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from minedraft.backends.vllm import compat
@@ -45,6 +46,14 @@ def scheduler_config(scheduler: Any, settings: Settings, hello: Hello | None) ->
         num_target_blocks=compat.num_usable_blocks(scheduler),
         num_draft_blocks=0 if hello is None else hello.num_blocks,
     )
+
+
+def follow_engine(scheduler: Any, settings: Settings) -> Settings:
+    """Settings with the defaults that follow from the engine's own: who is urgent is vLLM's `--scheduling-policy`."""
+    if compat.is_by_priority(scheduler):
+        urgent = {"admission": "priority", "preemption": "least-urgent"}
+        return dataclasses.replace(settings, policies={**urgent, **settings.policies})
+    return settings
 
 
 def drafter_engine(scheduler: Any, settings: DrafterSettings) -> dict[str, Any]:

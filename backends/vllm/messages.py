@@ -2,6 +2,9 @@
 
 Law of this file: plain values only; imports neither vLLM nor torch, so that a drafter can pin itself first. A frame is
 four bytes of length and a MessagePack array `[kind, fields]`; the version is checked once, in `Hello`.
+
+Each `DraftJob` and `Reset` is answered by one reply, and the next is sent only then; so is each `Ping`, by its `Pong`.
+What is under way is therefore bounded in both directions: one of each kind of order, and one reply to each.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import msgspec
 
 from minedraft.backends.vllm.errors import VllmWorldError
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 _LENGTH: Final = struct.Struct("<I")
 _MAX_FRAME: Final = 1 << 28  # a length beyond this is garbage, not a message
 
@@ -25,6 +28,7 @@ class Hello(NamedTuple):
     Attributes:
         version: must be `PROTOCOL_VERSION`.
         num_blocks: usable blocks of its KV pool.
+        num_free_blocks: those that nobody holds: all of them, or it has lost some.
         block_size: tokens per block.
         max_model_len: its context.
         max_num_batched_tokens: tokens that it computes in one step.
@@ -32,6 +36,7 @@ class Hello(NamedTuple):
 
     version: int
     num_blocks: int
+    num_free_blocks: int
     block_size: int
     max_model_len: int
     max_num_batched_tokens: int
@@ -58,6 +63,14 @@ class DraftJob(NamedTuple):
 
 class Reset(NamedTuple):
     """Drop all sessions and answer with `Hello`."""
+
+
+class Ping(NamedTuple):
+    """Answer with `Pong` at once, whatever the engine does."""
+
+
+class Pong(NamedTuple):
+    """The process is alive."""
 
 
 class Stop(NamedTuple):
@@ -95,12 +108,12 @@ class LoadFailed(NamedTuple):
     message: str
 
 
-Order = DraftJob | Reset | Stop
-Reply = Hello | Drafted | JobFailed | LoadFailed
+Order = DraftJob | Reset | Ping | Stop
+Reply = Hello | Drafted | JobFailed | LoadFailed | Pong
 Message = Order | Reply
 
 _KINDS: Final[dict[str, type[Any]]] = {
-    kind.__name__: kind for kind in (Hello, DraftJob, Reset, Stop, Drafted, JobFailed, LoadFailed)
+    kind.__name__: kind for kind in (Hello, DraftJob, Reset, Ping, Pong, Stop, Drafted, JobFailed, LoadFailed)
 }
 _envelope: Final = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
 _decoders: Final = {name: msgspec.msgpack.Decoder(kind) for name, kind in _KINDS.items()}

@@ -53,14 +53,23 @@ class PSDScheduler(Scheduler):  # type: ignore[misc]
 
     def _reserve_prefill_lookahead(self, request: Any, num_computed_tokens: int, num_new_tokens: int) -> int:
         """The last word on a request's tokens in vLLM's scheduling loop; without lookahead it is free for ours."""
+        if not self.conductor.marks:  # asked for every request of every step
+            return num_new_tokens
         return self.conductor.limit(request, num_computed_tokens, num_new_tokens)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """See vLLM; the next drafts are sent off before it returns."""
         self.conductor.sampled(model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        self.conductor.updated()
+        self.conductor.updated(outputs)
         return outputs
+
+    def make_stats(self, *args: Any, **kwargs: Any) -> Any:
+        """See vLLM; what the core has to report travels along to the front end (see `stat_logger.py`)."""
+        stats = super().make_stats(*args, **kwargs)
+        if stats is not None:  # it is where statistics are off
+            compat.put_report(stats, self.conductor.report())
+        return stats
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         """Drafts come from the drafter's process only."""

@@ -28,23 +28,32 @@ class DrafterSettings:
         env: environment variables of the process, `CUDA_VISIBLE_DEVICES` for example.
         cpus: cores to pin the process to; empty means wherever the target may run.
         log: file for its output; empty means that of the target.
-        start_timeout_s: how long the engine's start waits for the drafter.
+        require_drafter: whether the engine refuses to start with a drafter that can't. Otherwise it serves without
+            drafts, and the drafter is tried again without end; the core then needs `num_gpu_blocks_override` in
+            `engine`, since it plans with a pool that nobody has seen yet.
+        start_timeout_s: how long a drafter may take to load.
         deadline_s: a draft that takes longer counts as late: its requests go on with k = 0, and the drafter gets no
             new work until it has answered.
-        hang_timeout_s: a drafter that owes an answer for so long is killed.
-        max_restarts: how often a lost drafter is started again.
+        hang_timeout_s: a drafter that owes an answer, or doesn't answer pings, for so long is killed, busy or idle.
+        max_restarts: how often a lost drafter is started again; without end where `require_drafter` is off.
         restart_backoff_s: wait before the first restart; doubles with each one that follows.
+        max_restart_backoff_s: but no longer than this.
+        healthy_s: a drafter that was up for so long makes the restarts before it forgotten, so that they don't add up
+            over weeks.
     """
 
     engine: Mapping[str, Any]
     env: Mapping[str, str] = field(default_factory=dict)
     cpus: tuple[int, ...] = ()
     log: str = ""
+    require_drafter: bool = True
     start_timeout_s: float = 600.0
     deadline_s: float = 2.0
     hang_timeout_s: float = 30.0
     max_restarts: int = 3
     restart_backoff_s: float = 1.0
+    max_restart_backoff_s: float = 60.0
+    healthy_s: float = 600.0
 
     def __post_init__(self) -> None:
         if not isinstance(self.engine, Mapping) or "model" not in self.engine:
@@ -52,6 +61,11 @@ class DrafterSettings:
         for name in ("start_timeout_s", "deadline_s", "hang_timeout_s"):
             if not getattr(self, name) > 0:
                 raise VllmWorldError(f"{KEY}.drafter.{name} is {getattr(self, name)!r}, must be > 0")
+        if not self.require_drafter and "num_gpu_blocks_override" not in self.engine:
+            raise VllmWorldError(
+                f"{KEY}.drafter.require_drafter is off, which needs {KEY}.drafter.engine.num_gpu_blocks_override: "
+                "the core plans with the drafter's KV pool before there is one"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,9 @@
 """One verification inside vLLM: arrange vLLM's queues so that it runs what the core planned, and read off what it did.
 
 Law of this file: a `VerifyWork` in, a `VerifyResult` out; no clock, no policy. Whatever vLLM did otherwise makes the
-requests concerned *strays*, which the conductor introduces to the core anew; their columns are fillers.
+requests concerned *strays*, which the conductor reports to the core as displaced; their columns are fillers.
 
-vLLM's prefix cache is invisible to the core. An entry is therefore a mark to reach (`num_computed + num_new`), not a
-number of tokens: a request that joins with more in the cache computes less, and one whose hit is beyond the mark sits
-out until a later chunk passes it.
+What runs for every request of every step is written flat, and whatever is rare is called: this is vLLM's critical path.
 """
 
 from __future__ import annotations
@@ -13,11 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from vllm.v1.request import RequestStatus
+
 from minedraft.backends.vllm import compat
-from minedraft.backends.vllm.drafts import DraftBook
 from minedraft.backends.vllm.waiting_room import WaitingRoom
 from minedraft.request import FinishReason, RequestId
 from minedraft.work import VerifyResult, VerifyWork
+
+_RUNNING = RequestStatus.RUNNING
 
 
 @dataclass(slots=True)
@@ -27,130 +28,169 @@ class Step:
     Attributes:
         work: what the core planned.
         requests: vLLM's requests, aligned with the work's entries; None where there is none any more.
-        marks: by id of those that vLLM shall run: tokens computed after the step, drafts included.
         expected: by id: how many tokens vLLM shall run.
-        strays: by id, why the core must be told of the request anew.
-        before: by id of those that ran: output tokens before the step.
-        generated: by id of those that ran: tokens sampled in it.
+        marks: by id, of those that compute a prompt: tokens computed after the step. vLLM must be held back there.
+        strays: by id, why the core must be told that the request lost its place.
+        running: those of vLLM's running requests that are in the step.
+        sampled: by index of the work's entries: tokens that the model gave, before vLLM cuts them at stop boundaries.
+        num_running: how many of vLLM's requests were running before it took the output in.
         started_s: when vLLM had its plan.
+        ended_s: when the model's output was there.
     """
 
     work: VerifyWork
     requests: list[Any | None] = field(default_factory=list)
-    marks: dict[RequestId, int] = field(default_factory=dict)
     expected: dict[RequestId, int] = field(default_factory=dict)
+    marks: dict[RequestId, int] = field(default_factory=dict)
     strays: dict[RequestId, str] = field(default_factory=dict)
-    before: dict[RequestId, int] = field(default_factory=dict)
-    generated: dict[RequestId, int] = field(default_factory=dict)
+    running: list[Any] = field(default_factory=list)
+    sampled: list[int] = field(default_factory=list)
+    num_running: int = -1
     started_s: float = 0.0
+    ended_s: float = 0.0
 
 
-def arrange(
-    scheduler: Any, room: WaitingRoom, drafts: DraftBook, incarnations: dict[RequestId, int], work: VerifyWork
-) -> Step:
-    """Carry out a work's preemptions and admissions, and put its requests first.
+def unplanned() -> Step:
+    """For a step that vLLM ran though the core had planned none: all its requests will be found strays."""
+    return Step(VerifyWork(-1, 0, (), (), (), (), (), (), (), (), (), ()))
+
+
+def arrange(scheduler: Any, room: WaitingRoom, incarnations: dict[RequestId, int], work: VerifyWork) -> Step:
+    """Carry out a work's preemptions and admissions, and find vLLM's requests for its entries.
+
+    Drafts are where they arrived: each request's `spec_token_ids`.
 
     Args:
         scheduler: vLLM's.
         room: its waiting queue.
-        drafts: where the drafted ids are.
         incarnations: of the requests that vLLM runs; written here.
         work: the core's plan.
     """
-    for request_id, incarnation in work.freed:
-        request = scheduler.requests.get(request_id)
-        if incarnations.get(request_id) == incarnation:
-            del incarnations[request_id]
-            if request is not None and compat.is_running(request):
-                compat.preempt(scheduler, request)
-    step = Step(work)
-    running: list[Any] = []
-    joining: list[Any] = []
-    for i, request_id in enumerate(work.request_ids):
-        request = scheduler.requests.get(request_id)
-        step.requests.append(request)
+    _take_back(scheduler, incarnations, work)
+    find = scheduler.requests.get
+    requests = [find(request_id) for request_id in work.request_ids]
+    step = Step(work, requests)
+    expected = step.expected
+    running = step.running
+    columns = zip(requests, work.request_ids, work.num_new, work.num_draft, work.is_last, strict=True)
+    for i, (request, request_id, num_new, num_draft, is_last) in enumerate(columns):
         if request is None:
             continue  # aborted; the core is told before it gets the result
-        mark = work.num_computed[i] + work.num_new[i]
-        if compat.is_running(request):
-            if not _is_in_step(request, work, i):
-                step.strays[request_id] = (
-                    f"has {request.num_computed_tokens} tokens computed, not {work.num_computed[i]}"
-                )
-                continue
-            request.spec_token_ids = _drafts_for(scheduler, request, drafts, work, i)
-            mark += len(request.spec_token_ids)
-            start = request.num_computed_tokens
-            running.append(request)
-        elif request in room:
-            start = compat.prefix_hit(scheduler, request)
-            if start >= mark and not work.is_last[i]:
-                continue  # that much is in the cache
-            drafts.drop(request_id)  # vLLM takes none for a request that joins
-            joining.append(request)
-            incarnations[request_id] = work.incarnations[i]
-        else:
-            step.strays[request_id] = f"is {request.status}"
+        if num_new != 1 or not is_last or request.status is not _RUNNING:
+            _arrange_prompt(scheduler, room, incarnations, step, i)
             continue
-        step.marks[request_id] = mark
-        step.expected[request_id] = mark - start
-    compat.order_running(scheduler, running)
-    room.admit(joining)
+        drafts = request.spec_token_ids
+        if len(drafts) != num_draft:  # fewer were selected, or fit
+            request.spec_token_ids = drafts = drafts[:num_draft]
+        expected[request_id] = 1 + len(drafts)
+        running.append(request)
     return step
 
 
-def _is_in_step(request: Any, work: VerifyWork, i: int) -> bool:
-    if request.num_computed_tokens != work.num_computed[i]:
-        return False
-    behind = request.num_tokens - request.num_computed_tokens
-    return bool(behind == work.num_new[i] if work.is_last[i] else behind > work.num_new[i])
+def _take_back(scheduler: Any, incarnations: dict[RequestId, int], work: VerifyWork) -> None:
+    for request_id, incarnation in work.freed:
+        if incarnations.get(request_id) == incarnation:
+            del incarnations[request_id]
+            request = scheduler.requests.get(request_id)
+            if request is not None and compat.is_running(request):
+                compat.preempt(scheduler, request)
 
 
-def _drafts_for(scheduler: Any, request: Any, drafts: DraftBook, work: VerifyWork, i: int) -> list[int]:
-    token_ids = drafts.take(work.request_ids[i], work.incarnations[i], work.rounds[i], work.num_draft[i])
-    return compat.validate_drafts(scheduler, request, token_ids) if token_ids else []
+def _arrange_prompt(scheduler: Any, room: WaitingRoom, incarnations: dict[RequestId, int], step: Step, i: int) -> None:
+    """An entry that computes a prompt chunk, or joins.
+
+    vLLM may find more in its prefix cache than the core knows of, so the entry is a mark to reach: who joins with more
+    computes less, and one whose hit is beyond the mark sits out until a later chunk passes it.
+    """
+    work, request = step.work, step.requests[i]
+    assert request is not None
+    request_id, start, mark = work.request_ids[i], work.num_computed[i], work.num_computed[i] + work.num_new[i]
+    if compat.is_running(request):
+        if request.num_computed_tokens != start or (request.num_tokens == mark) != work.is_last[i]:
+            step.strays[request_id] = f"has {request.num_computed_tokens} tokens computed, not {start}"
+            return
+        request.spec_token_ids = []
+        step.running.append(request)
+    elif request in room:
+        found, _ = compat.prefix_hit(scheduler, request)
+        if found < start:
+            step.strays[request_id] = f"finds {found} tokens in the prefix cache, not {start} any more"
+            return
+        start = found
+        if start >= mark and not work.is_last[i]:
+            return  # that much is in the cache
+        room.admit(request)
+        incarnations[request_id] = work.incarnations[i]
+    else:
+        step.strays[request_id] = f"is {request.status!s}"
+        return
+    step.marks[request_id] = mark
+    step.expected[request_id] = mark - start
 
 
 def check(step: Step, num_scheduled: dict[RequestId, int]) -> None:
     """Compare what vLLM scheduled with the plan; differences become strays."""
+    if num_scheduled == step.expected:
+        return
+    marks = {request.request_id: request.num_computed_tokens for request in step.requests if request is not None}
     for request_id, count in step.expected.items():
         if num_scheduled.get(request_id, 0) != count:
+            if request_id in num_scheduled and marks[request_id] == step.marks.get(request_id):
+                continue  # others took cached blocks that it had found: it computes those tokens as well
             step.strays[request_id] = f"{num_scheduled.get(request_id, 0)} tokens scheduled, {count} planned"
     for request_id in num_scheduled:
         if request_id not in step.expected:
             step.strays[request_id] = f"{num_scheduled[request_id]} tokens scheduled, none planned"
 
 
-def note_sampled(step: Step, model_output: Any) -> None:
-    """Remember what the model sampled, before vLLM cuts it at stop boundaries."""
-    for request in step.requests:
-        if request is None or request.request_id not in step.expected:
-            continue
-        index = model_output.req_id_to_index.get(request.request_id)
-        sampled = model_output.sampled_token_ids
-        step.generated[request.request_id] = len(sampled[index]) if sampled and index is not None else 0
-        step.before[request.request_id] = request.num_output_tokens
+def note_sampled(step: Step, model_output: Any, num_running: int) -> None:
+    """Remember how much the model gave, before vLLM cuts it at stop boundaries."""
+    step.num_running = num_running
+    sampled, index_of = model_output.sampled_token_ids, model_output.req_id_to_index
+    request_ids = step.work.request_ids
+    if not sampled:
+        step.sampled = [0] * len(request_ids)
+    elif len(step.expected) == len(request_ids) and not step.strays:
+        step.sampled = [len(sampled[index_of[request_id]]) for request_id in request_ids]
+    else:
+        found = [index_of.get(request_id) for request_id in request_ids]
+        step.sampled = [0 if index is None else len(sampled[index]) for index in found]
 
 
-def read_result(step: Step) -> VerifyResult:
-    """What became of each entry; call it after vLLM has updated its requests."""
+def read_result(step: Step, outputs: dict[int, Any], num_running: int) -> VerifyResult:
+    """What became of each entry; call it after vLLM has updated its requests.
+
+    Args:
+        step: the verification.
+        outputs: what vLLM's update returned.
+        num_running: vLLM's running requests now; none has ended if they are as many as before.
+    """
+    work, sampled = step.work, step.sampled
+    if not step.expected:
+        step.sampled = [0] * len(work.request_ids)
+    if num_running == step.num_running and not step.strays:
+        accepted = tuple([num - 1 if num else 0 for num in sampled])
+        if 0 not in sampled and False not in work.is_last:
+            return VerifyResult(accepted, tuple(sampled))
+    return _read_each(step, outputs)
+
+
+def _read_each(step: Step, outputs: dict[int, Any]) -> VerifyResult:
+    """The same where some request ended, computed a prompt chunk, or strayed."""
     work = step.work
-    accepted, committed = [], []
-    reasons: list[FinishReason | None] = []
-    for i, request in enumerate(step.requests):
-        num_accepted, num_committed, reason = 0, int(work.is_last[i]), None
-        if request is not None and request.request_id in step.generated and request.request_id not in step.strays:
-            generated = step.generated[request.request_id]
-            grown = request.num_output_tokens - step.before[request.request_id]
-            ended = compat.finish_reason(request)
-            if ended is FinishReason.ABORT:
-                pass  # while the model ran; the core has been told
-            elif (generated > 0) != work.is_last[i]:
-                step.strays[request.request_id] = f"{generated} tokens sampled, last chunk: {work.is_last[i]}"
-            else:
-                num_accepted, num_committed, reason = max(0, generated - 1), grown, ended
-        accepted.append(num_accepted)
-        committed.append(num_committed)
-        reasons.append(reason)
-    ended_any = any(reason is not None for reason in reasons)
-    return VerifyResult(tuple(accepted), tuple(committed), tuple(reasons) if ended_any else None)
+    kept = {one.request_id: len(one.new_token_ids) for each in outputs.values() for one in each.outputs}
+    accepted, committed = [0] * len(step.requests), [int(last) for last in work.is_last]
+    reasons: list[FinishReason | None] = [None] * len(step.requests)
+    for i, (request, request_id) in enumerate(zip(step.requests, work.request_ids, strict=True)):
+        if request is None or request_id not in step.expected or request_id in step.strays:
+            continue
+        num, reason = step.sampled[i], compat.finish_reason(request)
+        if reason is FinishReason.ABORT:
+            continue  # while the model ran; the core has been told
+        if (num > 0) != work.is_last[i]:
+            step.strays[request_id] = f"{num} tokens sampled, last chunk: {work.is_last[i]}"
+            continue
+        accepted[i], reasons[i] = max(0, num - 1), reason
+        committed[i] = num if reason is None else kept.get(request_id, 0)
+    ended = any(reason is not None for reason in reasons)
+    return VerifyResult(tuple(accepted), tuple(committed), tuple(reasons) if ended else None)

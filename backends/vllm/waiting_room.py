@@ -20,10 +20,9 @@ class WaitingRoom(RequestQueue):  # type: ignore[misc]
         self._held: dict[str, Any] = {}
         self._admitted: dict[str, Any] = {}
 
-    def admit(self, requests: Iterable[Any]) -> None:
-        """Show these to vLLM's next scheduling pass; they must be here."""
-        for request in requests:
-            self._admitted[request.request_id] = self._held.pop(request.request_id)
+    def admit(self, request: Any) -> None:
+        """Show this one to vLLM's next scheduling pass; it must be here."""
+        self._admitted[request.request_id] = self._held.pop(request.request_id)
 
     def withdraw(self) -> None:
         """Hide those again that were not taken."""

@@ -151,6 +151,22 @@ class Engine:
         self.conductor.core.state.batches.check_integrity(list(self.conductor.core.state.running.values()))
 
 
+def watch_chunks(engine: Engine) -> dict[str, list[int]]:
+    """By request id, as it was given: how many tokens each of its verifications yields from now on."""
+    chunks: dict[str, list[int]] = {}
+    client = engine.engine.engine_core
+    get_output = client.get_output
+
+    def watched() -> Any:
+        outputs = get_output()
+        for one in outputs.outputs:
+            chunks.setdefault(one.request_id.rpartition("-")[0] or one.request_id, []).append(len(one.new_token_ids))
+        return outputs
+
+    client.get_output = watched
+    return chunks
+
+
 def renamed(jobs: Sequence[Job], prefix: str) -> list[Job]:
     """The same requests under new ids."""
     return [job._replace(request_id=f"{prefix}{job.request_id}") for job in jobs]
@@ -164,11 +180,13 @@ def replay_report(path: Path) -> Any:
     """Feed a run's journal to a fresh core."""
     from minedraft.journal import read_journal
     from minedraft.policy import load_policies
-    from minedraft.replay import replay
+    from minedraft.replay import recorded_pool, replay
     from minedraft.scheduler import Scheduler, SchedulerConfig
 
     journal = read_journal(path)
-    core = Scheduler(SchedulerConfig(**journal.header.scheduler), load_policies(journal.header.policies))
+    header = journal.header
+    pool = recorded_pool(header)
+    core = Scheduler(SchedulerConfig(**header.scheduler), load_policies(header.policies), pool)
     return replay(journal, core)
 
 

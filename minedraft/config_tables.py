@@ -211,6 +211,7 @@ class RooflineGroupTable(GpuGroupTable):
     kernel_gap_s: StepSeconds | None = None
     launch_s: StepSeconds | None = None
     attention_efficiency: float | None = None
+    expert_efficiency: float | None = None
     weight_only_efficiency: float | None = None
     overhead_s: StepSeconds | None = None
     overhead_per_seq_s: StepSeconds | None = None

@@ -199,7 +199,10 @@ CONSTANT = {"kind": "constant", "verify_base_s": 0.05}
         ({"cost": {"kind": "constant"}}, "cost.verify_base_s: is missing; add verify_base_s = ..."),
         (
             {"cost": {"verify_base_s": 0.1}},
-            "cost: has no kind; add one of kind = 'constant', kind = 'linear', kind = 'paper'",
+            "cost: has no kind; add one of "
+            + ", ".join(
+                f"kind = '{kind}'" for kind in ("constant", "linear", "paper", "roofline", "measured", "profile")
+            ),
         ),
         ({"cost": {"kind": "liner"}}, "cost: kind is 'liner'; did you mean 'linear'?"),
         ({"devices": {"round_overhead_s": -1}}, "devices.round_overhead_s: is -1, must be a number of seconds >= 0"),

@@ -196,7 +196,7 @@ class DrafterChannel:
             self._freed += job.freed
             self._news.append(Late(job.work_id, "the drafter is behind"))
             return
-        self._job = job._replace(freed=self._freed + job.freed)
+        self._job = job._replace(freed=[*self._freed, *job.freed]) if self._freed else job
         self._freed = []
         self._sent_s = time.monotonic()
         self._process.send(self._job)

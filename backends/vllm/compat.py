@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from importlib import metadata
 from typing import Any, Final
 
 from vllm.v1.core.sched.interface import PauseState
@@ -23,6 +24,9 @@ from minedraft.work import DraftWork
 
 TESTED_VERSIONS: Final = ("0.32.", "0.33.")
 """Prefixes of the releases that the tests of this package have run on."""
+
+LOGITS_PROCESSORS: Final = "vllm.logits_processors"
+"""The entry-point group of vLLM's plugins that change logits."""
 
 _REPORT_PREFIX: Final = "minedraft/"
 
@@ -99,6 +103,7 @@ def check_engine(config: Any, kv_cache_config: Any) -> None:
 
 def _refusals(config: Any, kv_cache_config: Any) -> list[tuple[bool, str]]:
     schedule, model = config.scheduler_config, config.model_config
+    plugins = ", ".join(installed_logits_processors())
     return [
         (
             schedule.async_scheduling,
@@ -109,11 +114,20 @@ def _refusals(config: Any, kv_cache_config: Any) -> list[tuple[bool, str]]:
         (not schedule.enable_chunked_prefill, "enable_chunked_prefill is off, but the core plans prompt chunks"),
         (config.kv_transfer_config is not None, "it has a KV connector; remove kv_transfer_config"),
         (config.ec_transfer_config is not None, "it has an encoder-cache connector; remove ec_transfer_config"),
+        (
+            config.speculative_config is not None and bool(plugins),
+            f"speculation drops its logits processors ({plugins}); use mode 'ar' without speculative_config",
+        ),
         (model.is_encoder_decoder, "the model is an encoder-decoder"),
         (model.supports_multimodal_inputs, "the model is multimodal, and its encoder's budget isn't the core's"),
         (model.runner_type == "pooling", "the model is a pooling model"),
         (len(kv_cache_config.kv_cache_groups) != 1, "the model has several kinds of KV cache (hybrid models)"),
     ]
+
+
+def installed_logits_processors() -> list[str]:
+    """Names of installed plugins that vLLM would apply to every request, were it not for speculation."""
+    return [point.name for point in metadata.entry_points(group=LOGITS_PROCESSORS)]
 
 
 def is_paused(scheduler: Any) -> bool:

@@ -74,6 +74,7 @@ class Conductor:
         self._drafting: DraftWork | None = None
         self._planned: VerifyWork | None = None
         self._step: Step | None = None
+        self._told = False  # whether the core was told anything since it was asked for work
         self._hidden: list[Any] = []  # vLLM's running requests that are not shown to the `schedule()` that runs now
         self._resend: dict[RequestId, None] = {}
         self._channel: DrafterChannel | None = None
@@ -229,7 +230,7 @@ class Conductor:
             if not output.num_scheduled_tokens:
                 return
             step = self._step = unplanned()
-        check(step, output.num_scheduled_tokens)
+        check(step, output.num_scheduled_tokens, self._incarnations)
         step.started_s = self._loop.now()
         self.counters.started(self.core.state.mode)
 
@@ -344,6 +345,7 @@ class Conductor:
         )
 
     def _tell(self, event: Event) -> None:
+        self._told = True
         for output in self._loop.tell(event):
             self._check_ended(output)
 
@@ -373,6 +375,10 @@ class Conductor:
             self._tell(WorkDone(work.work_id, result, news.started_s - origin_s, news.ended_s - origin_s))
 
     def _ask(self) -> None:
+        """Ask for work, unless the core has heard nothing since it was asked last."""
+        if not self._told:
+            return
+        self._told = False
         for work in self._loop.ask():
             if isinstance(work, VerifyWork):
                 self._planned = work

@@ -80,7 +80,7 @@ class DraftEngine:
 
     def warm_up(self, with_probs: bool) -> None:
         """Draft once: what vLLM compiles at its first use (probabilities, for one) must not make a real job late."""
-        self.run(DraftJob(-1, [], [DraftEntry("", 0, 0, [0], 2)], with_probs))
+        self.run(DraftJob.of(-1, [], [DraftEntry("", 0, 0, [0], 2)], with_probs))
         self.reset()
 
     def reset(self) -> None:
@@ -95,9 +95,10 @@ class DraftEngine:
         """
         started_s = time.monotonic()
         self._free([(request_id, incarnation) for request_id, incarnation in job.freed])
-        owners = {self._start(entry, job.with_probs).request_id: i for i, entry in enumerate(job.entries)}
-        drafts: list[list[int]] = [[] for _ in job.entries]
-        probs: list[list[float]] = [[] for _ in job.entries]
+        entries = job.entries
+        owners = {self._start(entry, job.with_probs).request_id: i for i, entry in enumerate(entries)}
+        drafts: list[list[int]] = [[] for _ in entries]
+        probs: list[list[float]] = [[] for _ in entries]
         active = dict(owners)
         while active:
             outputs, executed = self._core.step_fn()
@@ -111,7 +112,7 @@ class DraftEngine:
                     del active[output.request_id]
             if active and not executed:
                 self._make_room(owners)
-        for i, entry in enumerate(job.entries):
+        for i, entry in enumerate(entries):
             # An entry that only ingests had to sample one token; it is not wanted.
             del drafts[i][entry.num_draft :], probs[i][entry.num_draft :]
             self._sessions[entry.request_id, entry.incarnation].tokens += drafts[i]

@@ -76,7 +76,8 @@ class DrafterProcess:
         self._wake = wake
         self._socket, theirs = socket.socketpair()
         self.popen = _start([sys.executable, "-m", module, str(theirs.fileno()), spec], settings, theirs)
-        self._orders: queue.Queue[Order | None] = queue.Queue(_MAX_ORDERS)
+        self._orders: queue.Queue[bytes | None] = queue.Queue(_MAX_ORDERS)
+        self._senders = threading.Lock()  # the target's thread, and the watch's for pings
         self._threads = [
             threading.Thread(target=target, name=f"minedraft-drafter{target.__name__}", daemon=True)
             for target in (self._write, self._read)
@@ -85,15 +86,25 @@ class DrafterProcess:
             thread.start()
 
     def send(self, order: Order) -> None:
-        """Queue an order; never blocks."""
+        """Send an order at once, as far as the socket takes it; queue the rest. Never blocks.
+
+        At once, because a thread that is woken to send it would wait for the interpreter's lock, which the caller keeps
+        until its model runs: that would be the drafter's time.
+        """
         if isinstance(order, Ping):
             self.is_pinged = True
         elif isinstance(order, DraftJob | Reset):
             self.num_owed += 1
-        try:
-            self._orders.put_nowait(order)
-        except queue.Full:
-            self.condemn("it takes no orders any more")
+        with self._senders:
+            rest = pack(order)
+            if not self._orders.unfinished_tasks:  # else those go first, and the writing thread sees to them
+                with contextlib.suppress(OSError):  # full, or it died: the writing thread finds out
+                    rest = rest[self._socket.send(rest, socket.MSG_DONTWAIT) :]
+            if rest:
+                try:
+                    self._orders.put_nowait(rest)
+                except queue.Full:
+                    self.condemn("it takes no orders any more")
 
     def condemn(self, reason: str) -> None:
         """Have the process ended by whoever watches it."""
@@ -137,9 +148,10 @@ class DrafterProcess:
     def _write(self) -> None:
         while (order := self._orders.get()) is not None:
             try:
-                self._socket.sendall(pack(order))
+                self._socket.sendall(order)
             except OSError:
                 return  # it died: the reading thread sees EOF
+            self._orders.task_done()
 
     def _read(self) -> None:
         try:

@@ -10,16 +10,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from minedraft.backends.vllm import compat
-from minedraft.backends.vllm.messages import Drafted, DraftEntry, DraftJob
+from minedraft.backends.vllm.messages import Drafted, DraftJob
 from minedraft.request import RequestId
 from minedraft.work import DraftResult, DraftWork
 
 
 def make_job(scheduler: Any, work: DraftWork, with_probs: bool) -> DraftJob:
     """Put the tokens to a work; every request of it is alive, since the core knows of all aborts when it is asked."""
-    token_ids = compat.new_tokens(scheduler, work)
-    columns = zip(work.request_ids, work.incarnations, work.num_computed, token_ids, work.num_draft, strict=True)
-    return DraftJob(work.work_id, list(work.freed), [DraftEntry._make(row) for row in columns], with_probs)
+    return DraftJob(
+        work.work_id,
+        work.freed,
+        work.request_ids,
+        work.incarnations,
+        work.num_computed,
+        compat.new_tokens(scheduler, work),
+        work.num_draft,
+        with_probs,
+    )
 
 
 def hand_over(scheduler: Any, incarnations: Mapping[RequestId, int], work: DraftWork, reply: Drafted) -> DraftResult:

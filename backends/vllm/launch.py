@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from minedraft.backends.vllm.device_facts import CPU, DeviceFacts
 from minedraft.backends.vllm.errors import VllmWorldError
 from minedraft.backends.vllm.memory_fit import (
     DEFAULT_UTILIZATION,
@@ -23,7 +24,7 @@ from minedraft.backends.vllm.memory_fit import (
     default_cpu_kv_bytes,
     read_model_size,
 )
-from minedraft.backends.vllm.placement import CPU, OMP_BIND, DeviceFacts, Placement, place
+from minedraft.backends.vllm.placement import OMP_BIND, Placement, place
 from minedraft.backends.vllm.settings import KEY, Settings, parse_settings
 from minedraft.config_tree import merged
 from minedraft.policy import Mode, load_policies

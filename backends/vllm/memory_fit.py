@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from minedraft.backends.vllm.device_facts import CPU, DeviceFacts
 from minedraft.backends.vllm.errors import VllmWorldError
-from minedraft.backends.vllm.placement import CPU, DeviceFacts
 
 GIB: Final = 1 << 30
 DEFAULT_UTILIZATION: Final = 0.92

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from minedraft.backends.vllm.errors import VllmWorldError
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 _LENGTH: Final = struct.Struct("<I")
 _MAX_FRAME: Final = 1 << 28  # a length beyond this is garbage, not a message
 
@@ -53,12 +54,45 @@ class DraftEntry(NamedTuple):
 
 
 class DraftJob(NamedTuple):
-    """A `DraftWork` with its tokens. Sessions in `freed` are dropped first."""
+    """A `DraftWork` with its tokens, in columns as there: no object is made per entry on the target's critical path.
+
+    Attributes:
+        work_id: of the work.
+        freed: sessions, (request id, incarnation), to drop before anything else.
+        request_ids: and the other columns: see `DraftEntry`.
+        with_probs: whether the drafts' probabilities are wanted.
+    """
 
     work_id: int
-    freed: list[tuple[str, int]]
-    entries: list[DraftEntry]
+    freed: Sequence[tuple[str, int]]
+    request_ids: Sequence[str]
+    incarnations: Sequence[int]
+    num_computed: Sequence[int]
+    token_ids: Sequence[list[int]]
+    num_draft: Sequence[int]
     with_probs: bool
+
+    @classmethod
+    def of(
+        cls, work_id: int, freed: Sequence[tuple[str, int]], entries: Sequence[DraftEntry], with_probs: bool
+    ) -> DraftJob:
+        """A job made of entries."""
+        return cls(
+            work_id,
+            freed,
+            [entry.request_id for entry in entries],
+            [entry.incarnation for entry in entries],
+            [entry.num_computed for entry in entries],
+            [entry.token_ids for entry in entries],
+            [entry.num_draft for entry in entries],
+            with_probs,
+        )
+
+    @property
+    def entries(self) -> list[DraftEntry]:
+        """The columns' rows."""
+        columns = self.request_ids, self.incarnations, self.num_computed, self.token_ids, self.num_draft
+        return [DraftEntry(*row) for row in zip(*columns, strict=True)]
 
 
 class Reset(NamedTuple):

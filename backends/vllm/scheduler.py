@@ -58,18 +58,14 @@ class PSDScheduler(Scheduler):  # type: ignore[misc]
         return self.conductor.limit(request, num_computed_tokens, num_new_tokens)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        """See vLLM; the next drafts are sent off before it returns."""
+        """See vLLM; the next drafts are sent off before it returns, and what there is to report goes along."""
         self.conductor.sampled(model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self.conductor.updated(outputs)
+        for output in outputs.values():
+            if output.scheduler_stats is not None:  # one of them has some, unless statistics are off
+                compat.put_report(output.scheduler_stats, self.conductor.report())
         return outputs
-
-    def make_stats(self, *args: Any, **kwargs: Any) -> Any:
-        """See vLLM; what the core has to report travels along to the front end (see `stat_logger.py`)."""
-        stats = super().make_stats(*args, **kwargs)
-        if stats is not None:  # it is where statistics are off
-            compat.put_report(stats, self.conductor.report())
-        return stats
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         """Drafts come from the drafter's process only."""

@@ -25,7 +25,8 @@ class DrafterSettings:
 
     Attributes:
         engine: vLLM engine arguments, `model` among them; what is left out follows the target (see `drafter_engine`).
-        env: environment variables of the process, `CUDA_VISIBLE_DEVICES` for example.
+        env: environment variables of the process, `CUDA_VISIBLE_DEVICES` for example; `VLLM_CPU_OMP_THREADS_BIND` for a
+            tensor-parallel drafter on a CPU, where vLLM by itself wants a NUMA node for each rank.
         cpus: cores to pin the process to; empty means wherever the target may run.
         log: file for its output; empty means that of the target.
         require_drafter: whether the engine refuses to start with a drafter that can't. Otherwise it serves without

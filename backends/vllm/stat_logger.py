@@ -2,8 +2,8 @@
 
 The scheduler reports with each step's statistics (`Counters.report`, carried by `compat.put_report`); this logger, in
 the process of the front end, takes the report out and adds it to series in Prometheus' registry, under vLLM's labels
-`model_name` and `engine`. The values are those of the engine's last step. An offline engine (`LLM`) loads no such
-plugins: see `attach`.
+`model_name` and `engine`. The values are those at the end of the engine's last step. An offline engine (`LLM`) loads
+no such plugins: see `attach`.
 
 Law of this file: it does nothing in an engine that has no settings under `minedraft`.
 """

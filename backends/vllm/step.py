@@ -128,15 +128,26 @@ def _arrange_prompt(scheduler: Any, room: WaitingRoom, incarnations: dict[Reques
     step.expected[request_id] = mark - start
 
 
-def check(step: Step, num_scheduled: dict[RequestId, int]) -> None:
-    """Compare what vLLM scheduled with the plan; differences become strays."""
+def check(step: Step, num_scheduled: dict[RequestId, int], incarnations: dict[RequestId, int]) -> None:
+    """Compare what vLLM scheduled with the plan; differences become strays.
+
+    Args:
+        step: what was planned.
+        num_scheduled: tokens by request, as vLLM has it.
+        incarnations: of the requests that vLLM runs; written here.
+    """
     if num_scheduled == step.expected:
         return
+    is_last = dict(zip(step.work.request_ids, step.work.is_last, strict=True))
+    running = {request.request_id for request in step.running}
     marks = {request.request_id: request.num_computed_tokens for request in step.requests if request is not None}
-    for request_id, count in step.expected.items():
+    for request_id, count in tuple(step.expected.items()):
         if num_scheduled.get(request_id, 0) != count:
             if request_id in num_scheduled and marks[request_id] == step.marks.get(request_id):
                 continue  # others took cached blocks that it had found: it computes those tokens as well
+            if request_id not in num_scheduled and request_id not in running and not is_last[request_id]:
+                del step.expected[request_id], incarnations[request_id]
+                continue  # others of this step compute all of its chunk, so vLLM found that: it sits out
             step.strays[request_id] = f"{num_scheduled.get(request_id, 0)} tokens scheduled, {count} planned"
     for request_id in num_scheduled:
         if request_id not in step.expected:

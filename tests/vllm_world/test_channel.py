@@ -1,9 +1,17 @@
-"""The parts that need no engine: messages, settings, drafts, the waiting room."""
+"""The parts that need no engine: messages, settings, the waiting room, and the drafter's channel."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import os
+import signal
 import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,9 +20,11 @@ def test_messages_survive_the_socket() -> None:
     from minedraft.backends.vllm import messages as m
 
     sent = [
-        m.Hello(1, 100, 32, 4096, 512),
-        m.DraftJob(3, [("gone", 2)], [m.DraftEntry("r", 5, 7, [1, 2], 4)], True),
+        m.Hello(2, 100, 99, 32, 4096, 512),
+        m.DraftJob.of(3, [("gone", 2)], [m.DraftEntry("r", 5, 7, [1, 2], 4)], True),
         m.Reset(),
+        m.Ping(),
+        m.Pong(),
         m.Drafted(3, [[4, 5], []], [[0.5, 0.25], []], 1.5, 2.5),
         m.JobFailed(3, "no"),
         m.LoadFailed("no model"),
@@ -57,6 +67,7 @@ def test_settings_name_what_is_wrong() -> None:
         ({"drafter": {"engine": {}}}, "lacks 'model'"),
         ({"drafter": {**drafter, "deadlines": 3}}, "did you mean 'deadline_s'"),
         ({"drafter": {**drafter, "deadline_s": 0}}, "must be > 0"),
+        ({"drafter": {**drafter, "require_drafter": False}}, "num_gpu_blocks_override"),
         ({"num_batch": 2}, "did you mean 'num_batches'"),
         ({"drafter": drafter, "num_batches": 1}, "at least 2"),
     ]:
@@ -64,21 +75,21 @@ def test_settings_name_what_is_wrong() -> None:
             parse_settings({"minedraft": values})
 
 
-def test_a_draft_is_used_once_and_by_its_key() -> None:
-    from minedraft.backends.vllm.drafts import DraftBook
+def test_drafts_reach_the_request_they_were_made_for() -> None:
+    """Not one that has started over since, nor one that is gone; the core is told of all of them."""
+    from minedraft.backends.vllm.drafts import hand_over
     from minedraft.backends.vllm.messages import Drafted
     from minedraft.work import DraftWork
 
-    book = DraftBook()
+    requests = {name: SimpleNamespace(spec_token_ids=[], structured_output_request=None) for name in "ab"}
+    scheduler: Any = SimpleNamespace(requests=requests)
     work = DraftWork(0, 0, ("a", "b", "dead"), (1, 2, 3), (0, 4, 0), (0, 0, 0), (1, 1, 1), (2, 2, 2), ())
-    reply = Drafted(0, [[5, 6], [7], [8]], [[0.5, 0.25], [1.0], [1.0]], 0.0, 1.0)
-    result = book.put(work, reply, {"a": None, "b": None})
+    reply = Drafted(0, [[5, 6, 9], [7], [8]], [[0.5, 0.25, 0.1], [1.0], [1.0]], 0.0, 1.0)
+    result = hand_over(scheduler, {"a": 1, "b": 5}, work, reply)
     assert result.num_drafted == (2, 1, 1)
     assert result.probs == ((0.5, 0.25), (1.0,), (1.0,))
-    assert book.take("a", 1, 0, 1) == [5]
-    assert book.take("a", 1, 0, 1) == []
-    assert book.take("b", 2, 5, 1) == []
-    assert book.take("dead", 3, 0, 1) == []
+    assert requests["a"].spec_token_ids == [5, 6]
+    assert requests["b"].spec_token_ids == []
 
 
 def test_waiting_room_shows_only_the_admitted() -> None:
@@ -90,7 +101,8 @@ def test_waiting_room_shows_only_the_admitted() -> None:
         room.add_request(request)
     assert len(room) == 3
     assert not room
-    room.admit([c, a])
+    for request in (c, a):
+        room.admit(request)
     assert room
     assert room.pop_request() is c
     assert room.peek_request() is a
@@ -102,3 +114,214 @@ def test_waiting_room_shows_only_the_admitted() -> None:
     room.remove_request(b)
     assert b not in room
     assert a in room
+
+
+# --- The channel, with processes that misbehave.
+
+
+@pytest.fixture
+def open_channel(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Makes channels to `scripted_drafter.py`, and ends them."""
+    from minedraft.backends.vllm.channel import DrafterChannel
+    from minedraft.backends.vllm.settings import DrafterSettings
+
+    channels = []
+
+    def open_channel(script: str, **options: Any) -> Any:
+        engine = {"model": "m", "script": script, "folder": str(tmp_path), **options.pop("engine", {})}
+        limits = {"block_size": 32, "max_model_len": 256, "max_num_batched_tokens": 64}
+        defaults = {"restart_backoff_s": 0.01, "max_restart_backoff_s": 0.05, "deadline_s": 30.0}
+        settings = DrafterSettings(
+            engine=engine, env={"PYTHONPATH": str(Path(__file__).parent)}, **(defaults | options)
+        )
+        channels.append(DrafterChannel(settings, {**limits, **engine}, module="scripted_drafter"))
+        return channels[-1]
+
+    yield open_channel
+    for channel in channels:
+        channel.close()
+        assert channel.pid is None
+
+
+def lives(folder: Path) -> list[dict[str, Any]]:
+    file = folder / "lives"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def await_true(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it doesn't happen"
+        time.sleep(0.01)
+
+
+def await_news(channel: Any, *kinds: str, timeout_s: float = 60.0) -> list[Any]:
+    """The next news, which must be of these kinds in this order."""
+    found: list[Any] = []
+    deadline = time.monotonic() + timeout_s
+    while len(found) < len(kinds):
+        assert time.monotonic() < deadline, found
+        channel.wait(0.05)
+        found += channel.poll()
+    assert [type(news).__name__ for news in found] == list(kinds)
+    return found
+
+
+def draft(channel: Any, work_id: int) -> None:
+    from minedraft.backends.vllm.messages import DraftEntry, DraftJob
+
+    channel.submit(DraftJob.of(work_id, [], [DraftEntry("r", 0, 0, [1], 2)], False))
+
+
+def test_one_job_at_a_time(open_channel: Callable[..., Any]) -> None:
+    channel = open_channel("good")
+    assert channel.wait_ready().num_blocks == 9
+    for work_id in range(3):
+        draft(channel, work_id)
+        with pytest.raises(AssertionError):
+            draft(channel, 99)
+        (news,) = await_news(channel, "Drafted")
+        assert news.work_id == work_id
+
+
+def test_jobs_beyond_what_the_socket_takes_at_once(open_channel: Callable[..., Any]) -> None:
+    """Sent by two hands, the caller's and a thread's, with pings in between: every frame arrives whole and in order."""
+    from minedraft.backends.vllm.messages import DraftEntry, DraftJob, Ping
+
+    channel = open_channel("good", deadline_s=60.0)
+    channel.wait_ready()
+    for work_id in range(4):
+        entries = [DraftEntry(f"r{i}", 0, 0, [work_id] * 400_000, i) for i in range(4)]
+        channel.submit(DraftJob.of(work_id, [], entries, False))
+        for _ in range(2):
+            channel._process.send(Ping())
+        (news,) = await_news(channel, "Drafted")
+        assert (news.work_id, news.token_ids) == (work_id, [[7] * i for i in range(4)])
+
+
+def test_answers_pings_but_owes_drafts(open_channel: Callable[..., Any], tmp_path: Path) -> None:
+    """Late first, then killed; the one after it is all right."""
+    channel = open_channel("owes", deadline_s=0.1, hang_timeout_s=1.0)
+    channel.wait_ready()
+    draft(channel, 1)
+    await_news(channel, "Late")
+    channel._settings = dataclasses.replace(channel._settings, deadline_s=30.0)
+    draft(channel, 2)
+    late, down, _ = await_news(channel, "Late", "Down", "Up")
+    assert "behind" in late.message
+    assert "owed" in down.message
+    draft(channel, 3)
+    await_news(channel, "Drafted")
+    assert len(lives(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(("script", "words"), [("silent", "silent"), ("stopped", "silent"), ("killed", "signal 9")])
+def test_noticed_while_it_owes_nothing(
+    open_channel: Callable[..., Any], tmp_path: Path, script: str, words: str
+) -> None:
+    """Nobody polls: it is ended and started again all the same, and the news is there for who asks later."""
+    channel = open_channel(script, hang_timeout_s=0.5)
+    channel.wait_ready()
+    pid = channel.pid
+    if script != "silent":
+        os.kill(pid, signal.SIGSTOP if script == "stopped" else signal.SIGKILL)
+    await_true(lambda: len(lives(tmp_path)) >= 2)
+    assert words in await_news(channel, "Down", "Up")[0].message
+    assert lives(tmp_path)[0]["pid"] == pid
+
+
+def test_no_answer_to_a_reset(open_channel: Callable[..., Any]) -> None:
+    channel = open_channel("no reset", hang_timeout_s=0.5)
+    channel.wait_ready()
+    draft(channel, 1)
+    assert await_news(channel, "Down", "Up")[0].message == "asked to fail"  # the Up is that of the next life
+
+
+def test_a_pool_that_leaks(open_channel: Callable[..., Any], tmp_path: Path) -> None:
+    """After a reset the pool must be whole; a drafter that has lost blocks is ended."""
+    channel = open_channel("leaks")
+    channel.wait_ready()
+    draft(channel, 1)
+    await_news(channel, "Down", "Up")
+    assert len(lives(tmp_path)) == 2
+
+
+def test_later_drafters_must_be_as_good(open_channel: Callable[..., Any], tmp_path: Path) -> None:
+    """The core's plans hold a pool's size: later ones are asked for the same, and smaller ones are not taken."""
+    channel = open_channel("comes back smaller")
+    channel.wait_ready()
+    draft(channel, 1)
+    await_news(channel, "Down", "Up")
+    assert [life["blocks"] for life in lives(tmp_path)] == [None, 10, 10]
+
+
+def test_a_flood_is_not_stored(open_channel: Callable[..., Any]) -> None:
+    channel = open_channel("floods", max_restarts=0)
+    channel.wait_ready()
+    await_true(lambda: not channel._watch._thread.is_alive())
+    assert len(channel._mailbox._items) == 1
+    assert "nobody asked" in await_news(channel, "Down")[0].message
+
+
+def test_restarts_are_counted(open_channel: Callable[..., Any], tmp_path: Path) -> None:
+    """One that dies at once is given up after the restarts granted, and nothing piles up where nobody polls."""
+    channel = open_channel("dies", max_restarts=4)
+    channel.wait_ready()
+    await_true(lambda: not channel._watch._thread.is_alive())
+    assert len(lives(tmp_path)) == 5
+    assert len(channel._mailbox._items) == 1
+    assert "exit code 3" in await_news(channel, "Down")[0].message
+
+
+def test_restarts_without_end(open_channel: Callable[..., Any], tmp_path: Path) -> None:
+    """Where the drafter isn't required, and where each was up for as long as `healthy_s`."""
+    channel = open_channel("dies", max_restarts=1, healthy_s=0.0)
+    channel.wait_ready()
+    await_true(lambda: len(lives(tmp_path)) > 4)
+    channel.close()
+    (tmp_path / "lives").unlink()
+    channel = open_channel("load fails", max_restarts=0, require_drafter=False, engine={"num_gpu_blocks_override": 5})
+    assert channel.wait_ready().num_blocks == 4
+    await_true(lambda: len(lives(tmp_path)) > 4)
+    assert "no such model" in await_news(channel, "Down")[0].message
+
+
+def test_backoff() -> None:
+    from minedraft.backends.vllm.drafter_watch import Restarts
+    from minedraft.backends.vllm.settings import DrafterSettings
+
+    engine = {"model": "m", "num_gpu_blocks_override": 9}
+    restarts = Restarts(DrafterSettings(engine=engine, max_restarts=5, max_restart_backoff_s=5.0))
+    assert [restarts.next_backoff_s(1.0) for _ in range(6)] == [1.0, 2.0, 4.0, 5.0, 5.0, None]
+    assert [restarts.next_backoff_s(up_s) for up_s in (600.0, 599.0)] == [1.0, 2.0]
+    restarts = Restarts(DrafterSettings(engine=engine, max_restarts=0, require_drafter=False))
+    assert [restarts.next_backoff_s(0.0) for _ in range(2000)][-1] == 60.0
+
+
+def test_a_drafter_that_can_not_start(open_channel: Callable[..., Any], tmp_path: Path) -> None:
+    """The engine's start is refused in words, and it isn't tried again."""
+    from minedraft.backends.vllm.errors import VllmWorldError
+
+    for script, words, options in [
+        ("load fails", "no such model", {}),
+        ("no start", "raise start_timeout_s", {"start_timeout_s": 0.3, "hang_timeout_s": 0.5}),
+    ]:
+        channel = open_channel(script, **options)
+        with pytest.raises(VllmWorldError, match=words):
+            channel.wait_ready()
+        assert channel.pid is None
+        assert not channel._watch._thread.is_alive()
+    assert len(lives(tmp_path)) <= 2
+
+
+def test_closing_between_two_lives(open_channel: Callable[..., Any]) -> None:
+    """Also while the next start is waited for, and while one loads: nobody is left, and it takes no grace."""
+    channel = open_channel("dies", restart_backoff_s=600.0, max_restart_backoff_s=600.0)
+    channel.wait_ready()
+    await_true(lambda: channel.pid is None)
+    started = time.monotonic()
+    channel.close()
+    channel = open_channel("no start")
+    channel.close()
+    channel.close()
+    assert time.monotonic() - started < 9.0

@@ -42,10 +42,12 @@ from minedraft.config_tables import (
     Cost,
     DevicesTable,
     FaultsTable,
+    GpuCostTable,
     PaperCostTable,
     PoliciesTable,
     SchedulerTable,
     SloTable,
+    StepCostTable,
     SyntheticWorkloadTable,
     Table,
     Workload,
@@ -80,9 +82,20 @@ class RunConfig(Table):
         return self.mode == "sd" if self.devices.colocated is None else self.devices.colocated
 
     @property
+    def num_target_devices(self) -> int:
+        """Devices of the target's group: as given, else what the cost model prices."""
+        if isinstance(self.cost, GpuCostTable) and "num_target_devices" not in self.devices.model_fields_set:
+            return self.cost.num_target_devices
+        return self.devices.num_target_devices
+
+    @property
     def num_draft_devices(self) -> int:
         """Devices that only the drafter uses."""
-        return 0 if self.mode == "ar" or self.colocated else self.devices.num_draft_devices
+        if self.mode == "ar" or self.colocated:
+            return 0
+        if isinstance(self.cost, GpuCostTable) and "num_draft_devices" not in self.devices.model_fields_set:
+            return self.cost.num_draft_devices
+        return self.devices.num_draft_devices
 
     def scheduler_config(self) -> SchedulerConfig:
         """The scheduler's limits in this mode."""
@@ -96,10 +109,20 @@ class RunConfig(Table):
                 )
         else:
             values["num_batches"] = 1
+        if isinstance(self.cost, GpuCostTable):
+            values.update(self._pools_of_the_gpus(values["block_size"]))
         if self.mode == "ar":
             values["num_draft_blocks"] = 0
         with building("scheduler"):
             return SchedulerConfig(**values)
+
+    def _pools_of_the_gpus(self, block_size: int) -> dict[str, int]:
+        """Sizes of the KV pools by the GPUs' memory, where none are given."""
+        assert isinstance(self.cost, GpuCostTable)
+        colocated = self.mode != "ar" and self.colocated
+        num_target, num_draft = self.cost.kv_blocks(block_size, colocated=colocated)
+        sizes = {"num_target_blocks": num_target, "num_draft_blocks": num_draft}
+        return {name: size for name, size in sizes.items() if name not in self.scheduler.model_fields_set}
 
     def policy_specs(self) -> dict[str, dict[str, Any]]:
         """By slot, the name of the policy and its options in one table: what a journal's header needs."""
@@ -159,6 +182,8 @@ class RunConfig(Table):
         Raises:
             FieldError: something doesn't fit.
         """
+        if world and self.mode != "ar" and isinstance(self.cost, StepCostTable) and self.cost.draft is None:
+            raise FieldError("cost.draft", 'is missing; add [cost.draft], or set mode = "ar"')
         scheduler = self.scheduler_config()
         self.build_policies()
         if not world:

@@ -372,3 +372,28 @@ def test_trees() -> None:
 def test_run_config_is_immutable() -> None:
     with pytest.raises(ValueError, match="frozen"):
         RunConfig().mode = "sd"
+
+
+ROOFLINE = {"cost": {"kind": "roofline", "target": {"model": "qwen3-32b", "gpu": "h100", "tp": 2}}}
+WITH_DRAFT = {"cost": {**ROOFLINE["cost"], "draft": {"model": "qwen3-1.7b", "gpu": "h100"}}}
+
+
+def test_gpus_set_the_pools_and_the_devices() -> None:
+    """Unless they are given: a cost model that knows the GPUs knows their memory and their number."""
+    psd = parse_config(WITH_DRAFT)
+    pools = psd.scheduler_config()
+    assert 10_000 < pools.num_target_blocks < 65_536 != pools.num_draft_blocks > 10_000
+    assert (psd.num_target_devices, psd.num_draft_devices) == (2, 1)
+    given = {"scheduler": {"num_target_blocks": 900}, "devices": {"num_target_devices": 3}}
+    config = parse_config({**WITH_DRAFT, **given})
+    assert config.scheduler_config().num_target_blocks == 900
+    assert config.scheduler_config().num_draft_blocks == pools.num_draft_blocks
+    assert (config.num_target_devices, config.num_draft_devices) == (3, 1)
+    both = parse_config({**WITH_DRAFT, "mode": "sd"})  # on the same two devices
+    assert both.scheduler_config().num_target_blocks < pools.num_target_blocks
+    assert both.num_draft_devices == 0
+
+
+def test_speculation_needs_the_price_of_a_drafter() -> None:
+    assert fault(ROOFLINE) == 'run.toml: cost.draft: is missing; add [cost.draft], or set mode = "ar"'
+    parse_config({**ROOFLINE, "mode": "ar"})

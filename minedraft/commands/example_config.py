@@ -49,6 +49,9 @@ drafter = "qwen3-1.7b"          # qwen3-0.6b, qwen3-4b
 # kind = "constant"             # verify_base_s = 0.0493, draft_base_s = 0.0495, prefill_s = 0.06, ...
 # kind = "linear"               # verify_base_s, verify_per_seq_s, verify_per_token_s, verify_per_context_token_s,
                                 # and the same for prefill_, draft_ and draft_prefill_
+# kind = "roofline"             # or measured (pip install minedraft[timing]), or profile (path = "times.json"):
+# target = { model = "qwen3-32b", gpu = "h100", tp = 4 }
+# draft = { model = "qwen3-0.6b", gpu = "h100" }
 
 [acceptance]
 kind = "constant"

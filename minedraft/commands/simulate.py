@@ -42,7 +42,7 @@ def simulate_command(
 def new_collector(config: RunConfig) -> MetricsCollector:
     """A collector for a run with this configuration."""
     return MetricsCollector(
-        num_target_devices=config.devices.num_target_devices,
+        num_target_devices=config.num_target_devices,
         num_draft_devices=config.num_draft_devices,
         slo=None if config.slo is None else Slo(**config.slo.arguments()),
         max_model_len=config.scheduler_config().model_len,

@@ -90,7 +90,7 @@ def _version(wanted: bool) -> None:
     if wanted:
         import minedraft
 
-        typer.echo(f"minedraft {minedraft.__version__}")
+        typer.echo(f"minedraft {minedraft.__version__}{minedraft.BUILD.label}")
         raise typer.Exit
 
 
@@ -456,6 +456,20 @@ def validate_silicon(
     from minedraft.commands.validate import silicon_command
 
     silicon_command(cost, model, requests_per_client, json)
+
+
+@app.command("compile")
+def compile_(
+    check: Annotated[bool, typer.Option("--check", help="Only say whether a build is there and up to date.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Go back to plain Python.")] = False,
+) -> None:
+    """Make the scheduler and the simulator two to three times as fast: compile their modules with mypyc.
+
+    Needs the extra `compile` and a C compiler, once. A build is used only as long as the sources are as they were.
+    """
+    from minedraft.commands.compile import compile_command
+
+    compile_command(check, remove)
 
 
 @app.command()

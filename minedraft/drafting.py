@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from minedraft.batch import Batch
 from minedraft.memory_pressure import reserve_draft
@@ -42,10 +42,15 @@ class _Entries:
 
 
 def can_draft(seq: SequenceState) -> bool:
-    """Whether a sequence could use drafts in this round: decoding, opted in, and not at its length limit."""
+    """Whether a sequence could use drafts in this round: decoding, opted in, and not at its length limit.
+
+    The first round of a stay is its prompt's, even if all but one token is cached or there is only one: engines take no
+    drafts for a request that joins.
+    """
     return (
         seq.max_draft > 0
         and seq.num_uncomputed == 1
+        and seq.round > 0
         and seq.num_tokens + 2 <= seq.draft_limit  # k = 1 and the bonus token
     )
 
@@ -62,8 +67,9 @@ def wants_draft(state: SchedulerState, batch: Batch) -> bool:
 
 
 def _wanted_length(state: SchedulerState, batch: Batch, seq: SequenceState) -> int:
+    policy: Any = state.policies.draft_length  # its answer may be anything until it is checked
     try:
-        wanted = state.policies.draft_length.num_draft_tokens(seq.view, batch.view, state.load)
+        wanted: object = policy.num_draft_tokens(seq.view, batch.view, state.load)
     except Exception as error:
         raise PolicyError(f"draft_length policy failed on {seq.request_id!r}: {error}") from error
     return wanted if type(wanted) is int and wanted >= 0 else _checked_length(seq, wanted)
@@ -77,7 +83,7 @@ def mark_undrafted(state: SchedulerState, batch: Batch) -> None:
 
 
 def _standing_cause(seq: SequenceState) -> ZeroDraft:
-    if seq.num_uncomputed > 1:
+    if seq.num_uncomputed > 1 or not seq.round:
         return ZeroDraft.PREFILL
     return ZeroDraft.LENGTH_LIMIT if seq.max_draft else seq.no_draft_cause
 
@@ -104,7 +110,7 @@ def build_draft(state: SchedulerState, batch: Batch, work_id: int) -> DraftInFli
     prefills: list[SequenceState] = []
     num_lagging = 0
     for seq in batch.members.values():
-        if seq.num_uncomputed == 1:
+        if seq.num_uncomputed == 1 and seq.round:
             decodes.append(seq)
             num_lagging += seq.num_tokens - seq.num_draft_computed > MAX_ROUTINE_INGEST
         else:
@@ -132,7 +138,8 @@ def _plan_decodes(
     This loop runs for every request of every round: it is written out flat, and whatever is rare is called. It repeats
     `_wanted_length` in line, since that call alone was a tenth of the core's cost per request.
     """
-    choose = state.policies.draft_length.num_draft_tokens
+    policy: Any = state.policies.draft_length
+    choose = policy.num_draft_tokens
     index, batch_view, load = batch.index, batch.view, state.load
     spare = _draft_allowance(state, decodes, prefills)
     if spare < len(decodes) * state.config.num_speculative_tokens:
@@ -151,11 +158,10 @@ def _plan_decodes(
                 state.drop_draft_kv(seq)
             continue
         try:
-            wanted = choose(seq.view, batch_view, load)
+            answer: object = choose(seq.view, batch_view, load)
         except Exception as error:
             raise PolicyError(f"draft_length policy failed on {seq.request_id!r}: {error}") from error
-        if type(wanted) is not int or wanted < 0:
-            wanted = _checked_length(seq, wanted)
+        wanted = answer if type(answer) is int and answer >= 0 else _checked_length(seq, answer)
         if wanted < num_draft:
             num_draft = wanted
         if spare < num_draft:

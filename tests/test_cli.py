@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -391,7 +392,12 @@ def test_models_are_listed_without_torch(cli: Any, monkeypatch: pytest.MonkeyPat
         (["--target", "./folder"], "has no config.json"),
         (["--target", "smolm2"], "did you mean 'smollm2'?"),
         (["-k", "-1"], "-k -1: scheduler.num_speculative_tokens: is -1, must be >= 0"),
-        (["--backend", "tpu"], "use torch"),
+        (["--backend", "tpu"], "use torch or vllm"),
+        (["--engine-arg", "block_size=32"], "--engine-arg: only with --backend vllm"),
+        (["--draft-arg", "block_size=32"], "--draft-arg: only with --backend vllm"),
+        (["--backend", "vllm", "--acceptance", "coupled"], "rejection sampling only"),
+        (["--backend", "vllm", "--dtype", "float64"], "use one of auto, float32"),
+        (["--backend", "vllm", "--engine-arg", "block_size"], "write it as dotted.key=value"),
         (["--mode", "sd", "--draft", ""], "needs a drafter"),
         (["--prompts", "none.txt"], "none.txt: No such file"),
         (["--prompts", "bad.jsonl"], 'bad.jsonl:2: no text "prompt"'),
@@ -411,6 +417,51 @@ def test_a_run_on_models_refuses_what_it_cannot_use(
     (tmp_path / "empty.txt").write_text("\n")
     target = [] if "--target" in arguments else ["--target", "./model"]
     assert part in refused(cli("run", "--prompt", "Hello", *target, *arguments))
+
+
+@pytest.fixture
+def without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is installed under that name, wherever the tests run."""
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "vllm" else find_spec(name))
+
+
+@pytest.mark.usefixtures("without_vllm")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("serve", "owner/target", "--draft", "owner/draft"),
+        ("serve", "owner/target", "--help=all"),
+        ("run", "--backend", "vllm", "--prompt", "Hello"),
+        ("demo", "--backend", "vllm"),
+    ],
+)
+def test_a_missing_vllm_is_named(cli: Any, arguments: Sequence[str]) -> None:
+    line = refused(cli(*arguments))
+    assert "vllm is missing" in line
+    assert "pip install 'minedraft[vllm]'" in line
+
+
+@pytest.mark.usefixtures("without_vllm")
+@pytest.mark.parametrize("arguments", [("serve", "--help"), ("serve", "target", "-h", "--port", "1")])
+def test_help_of_serve_needs_no_vllm(cli: Any, arguments: Sequence[str]) -> None:
+    ran = cli(*arguments)
+    assert (ran.code, ran.err) == (0, "")
+    for text in ("--draft", "-k", "--target-devices", "--draft-arg", "--set", "minedraft serve --help=all"):
+        assert text in ran.out
+
+
+def test_options_of_serve_are_checked_before_vllm_is_looked_for(cli: Any) -> None:
+    assert "which target?" in refused(cli("serve", "--draft", "draft"))
+    assert "write it as SLOT=NAME" in refused(cli("serve", "target", "--policy", "fixed"))
+    assert "--set 'x'" in refused(cli("serve", "target", "--set", "x"))
+    assert "--draft-arg" in refused(cli("serve", "target", "--draft-arg", "=3"))
+    assert "-k" in refused(cli("serve", "target", "-k", "many"))
+
+
+def test_the_vllm_demo_has_no_simulated_half(cli: Any) -> None:
+    assert "drop one of them" in refused(cli("demo", "--backend", "vllm", "--simulate-only"))
+    assert "use torch or vllm" in refused(cli("demo", "--backend", "jax"))
 
 
 def test_a_run_without_a_prompt_is_refused(cli: Any) -> None:
@@ -482,7 +533,7 @@ def test_version_and_help(cli: Any) -> None:
     for arguments in ((), ("--help",)):
         ran = cli(*arguments)
         assert ran.code == 0
-        for command in ("simulate", "compare", "run", "replay", "models", "demo", "config"):
+        for command in ("simulate", "compare", "run", "serve", "replay", "models", "demo", "config", "theory"):
             assert re.search(rf"^  {command} ", ran.out, re.MULTILINE)
     assert "did you mean 'simulate'" in refused(cli("simulat")).lower()
 

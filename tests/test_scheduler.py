@@ -294,7 +294,21 @@ def test_i15_a_preempted_request_goes_before_those_that_never_started() -> None:
     assert all(output.num_output_tokens == 16 for output in driver.outputs)
 
 
-@pytest.mark.parametrize("name", ["newest", "cost-aware"])
+def test_an_urgent_request_never_gives_way_to_an_older_one_that_is_less_so() -> None:
+    """The one request that is safe from preemption is the first by rank, not by arrival alone."""
+    policies = load_policies({"mode": "fixed,mode=ar", "admission": "priority", "preemption": "least-urgent"})
+    driver = Driver(policies=policies, block_size=1, max_model_len=24, num_target_blocks=30, kv_watermark=0.0)
+    driver.arrive(request("patient", prompt_len=6, max_tokens=16, priority=5))
+    driver.step()
+    driver.arrive(*(request(name, prompt_len=6, max_tokens=16, priority=p) for name, p in (("urgent", -5), ("mid", 0))))
+    driver.drain()
+    num_preemptions = {output.request_id: output.num_preemptions for output in driver.outputs}
+    assert num_preemptions["urgent"] == 0
+    assert num_preemptions["patient"] > 0
+    assert list(num_preemptions) == ["urgent", "mid", "patient"]
+
+
+@pytest.mark.parametrize("name", ["newest", "cost-aware", "least-urgent"])
 def test_i19_preemptions_are_bounded_and_the_load_drains(name: str) -> None:
     policies = load_policies({"preemption": name})
     driver = Driver(policies=policies, block_size=2, max_model_len=40, num_target_blocks=30, num_draft_blocks=24)

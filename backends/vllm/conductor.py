@@ -142,10 +142,10 @@ class Conductor:
 
     def close(self) -> None:
         """End the drafter and the journal; a second call does nothing."""
+        if hasattr(self, "_loop"):
+            self._loop.close()  # first: a journal must be whole even if nobody waits for the drafter's end
         if self._channel is not None:
             self._channel.close()
-        if hasattr(self, "_loop"):
-            self._loop.close()
 
     # --- What vLLM tells.
 

@@ -5,7 +5,10 @@ the output tensor first and fills the converted copy, which is dropped: for ever
 and sampled text follows no distribution at all. Greedy decoding isn't concerned. And a step that carries no draft
 hands `top_k` an empty tensor, of which vLLM takes the maximum, which raises.
 
-`is_needed` asks the installed vLLM, so the correction goes away by itself.
+And a request with a seed whose prompt comes in chunks ends the engine: after a chunk vLLM winds the request's generator
+back, which a CPU's can't do.
+
+Each correction asks the installed vLLM and torch whether it is needed, and so goes away by itself.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from typing import Any
 import torch
 from vllm.platforms import current_platform
 from vllm.v1.sample import rejection_sampler
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 
 def correct() -> None:
@@ -28,6 +32,9 @@ def correct() -> None:
     if crashes_on_no_drafts():
         original = rejection_sampler.apply_top_k_top_p
         rejection_sampler.apply_top_k_top_p = functools.partial(_apply_top_k_top_p, original)
+    original = CPUModelRunner.sample_tokens
+    if generators_cannot_go_back() and original.__module__ != __name__:  # else it is ours already
+        CPUModelRunner.sample_tokens = _without_generators_of_chunks(original)
 
 
 def is_needed() -> bool:
@@ -47,6 +54,15 @@ def crashes_on_no_drafts() -> bool:
     return False
 
 
+def generators_cannot_go_back() -> bool:
+    """Whether torch's generator for a CPU lacks the offset that vLLM sets back."""
+    try:
+        torch.Generator(device="cpu").get_offset()
+    except RuntimeError:
+        return True
+    return False
+
+
 def _expand_batch_to_tokens(
     x: torch.Tensor, cu_num_tokens: torch.Tensor, num_tokens: int, replace_from: float = 0, replace_to: float = 0
 ) -> torch.Tensor:
@@ -59,3 +75,18 @@ def _apply_top_k_top_p(
     original: Callable[..., torch.Tensor], logits: torch.Tensor, k: Any, p: Any, *args: Any, **kwargs: Any
 ) -> torch.Tensor:
     return original(logits, k, p, *args, **kwargs) if len(logits) else logits
+
+
+def _without_generators_of_chunks(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Sample the rows of prompt chunks, which are thrown away, without their requests' generators."""
+
+    def sample_tokens(self: Any, *args: Any, **kwargs: Any) -> Any:
+        generators = self.input_batch.generators
+        is_chunk = self.discard_request_mask.np[: self.input_batch.num_reqs]
+        held = {row: generators.pop(row) for row in tuple(generators) if row < len(is_chunk) and is_chunk[row]}
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            generators.update(held)
+
+    return sample_tokens

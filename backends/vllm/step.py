@@ -112,11 +112,9 @@ def _arrange_prompt(scheduler: Any, room: WaitingRoom, incarnations: dict[Reques
         request.spec_token_ids = []
         step.running.append(request)
     elif request in room:
-        found, _ = compat.prefix_hit(scheduler, request)
-        if found < start:
-            step.strays[request_id] = f"finds {found} tokens in the prefix cache, not {start} any more"
-            return
-        start = found
+        # More may be cached now than when it was let in. Or less, since who came before it may have taken cached blocks
+        # that nobody held: then it computes those tokens too, if the step's budget allows.
+        start, _ = compat.prefix_hit(scheduler, request)
         if start >= mark and not work.is_last[i]:
             return  # that much is in the cache
         room.admit(request)

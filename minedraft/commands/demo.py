@@ -31,7 +31,7 @@ def demo_command(folder: Path, simulate_only: bool) -> None:
 
         equal = demo_models(folder, written)
     demo_paper(folder, written)
-    _name_files(written)
+    name_files(written)
     if not equal:
         raise CommandError("the three modes wrote different texts; speculation must never change them", FAILED_CHECK)
 
@@ -59,7 +59,8 @@ JOURNALS: Final = (
 FIGURES: Final = "Figures, under the names of `vllm bench serve`:"
 
 
-def _name_files(written: list[Path]) -> None:
+def name_files(written: list[Path]) -> None:
+    """Print what was written, and what it is for."""
     heading("Files")
     for ending, use in ((".trace.json", TIMELINES), (".journal.jsonl", JOURNALS), (".json", FIGURES)):
         paths = [path for path in written if path.name.endswith(ending)]

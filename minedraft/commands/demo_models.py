@@ -70,7 +70,7 @@ def demo_models(folder: Path, written: list[Path]) -> bool:
         console().print(f"running {mode} ...", style="dim")
         results.append(_run(mode, prompts, options, folder, written))
     equal = all(result.token_ids == results[0].token_ids for result in results)
-    _show_texts(results)
+    show_texts(results)
     verdict = "All three modes wrote the same tokens." if equal else "THE MODES WROTE DIFFERENT TOKENS."
     console().print(verdict, style="bold green" if equal else "bold red")
     console().print(table_of([result.column for result in results], rows_named(ROWS), "Measured"))
@@ -99,7 +99,8 @@ def _run(mode: str, prompts: list[Prompt], options: TorchOptions, folder: Path, 
     return result
 
 
-def _show_texts(results: list[TorchOutcome]) -> None:
+def show_texts(results: list[TorchOutcome]) -> None:
+    """Print the prompts, each with what the modes wrote: once, if they agree."""
     out = console()
     for i, prompt in enumerate(PROMPTS):
         out.print(f"> {prompt}", style="bold", markup=False)

@@ -99,19 +99,35 @@ def run_command(
     check_writable(json_path)
     config = load_config(path, overrides, world=False)
     result = run_models(config, options, prompts, recordings, name=config.mode)
-    outcome = result.column.outcome
+    report_outcome(result, config, options.target, options.draft, prompts, json_path)
+
+
+def report_outcome(
+    result: TorchOutcome,
+    config: RunConfig,
+    target: str,
+    draft: str | None,
+    prompts: Sequence[Prompt],
+    json_path: str | None,
+) -> None:
+    """Print texts and figures, and write the JSON.
+
+    Raises:
+        CommandError: the JSON can't be written, or the run had failed.
+    """
     if json_path is not None:
         texts = [
             {"prompt": prompt.text, "text": text, "num_tokens": len(token_ids)}
             for prompt, text, token_ids in zip(prompts, result.texts, result.token_ids, strict=True)
         ]
-        models = {"target": options.target, "draft": options.draft if config.mode != "ar" else None}
+        models = {"target": target, "draft": draft if config.mode != "ar" else None}
         write_json(json_path, {**as_json(result.column, "run", config.seed), **models, "outputs": texts})
     if json_path != "-":
         print_texts(prompts, result.texts)
-        print_report([result.column], title=f"{options.target} with drafter {options.draft}, mode {config.mode}")
-    if outcome.error is not None:
-        raise outcome.error
+        print_report([result.column], title=f"{target} with drafter {draft}, mode {config.mode}")
+    error = result.column.outcome.error
+    if error is not None:
+        raise error
 
 
 def run_models(

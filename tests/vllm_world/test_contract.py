@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import inspect
+import re
 import subprocess
 import sys
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 
 def parameters(function: object) -> list[str]:
     return list(inspect.signature(function).parameters)  # type: ignore[arg-type]
+
+
+def takes(function: Any, *names: str) -> bool:
+    """Whether it can be called with these in this order, the rest being optional."""
+    found = list(inspect.signature(function).parameters.values())
+    rest = found[len(names) :]
+    optional = all(one.default is not one.empty or one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in rest)
+    return [one.name for one in found[: len(names)]] == list(names) and optional
 
 
 def test_interface_methods() -> None:
@@ -24,29 +37,175 @@ def test_interface_methods() -> None:
     assert parameters(Scheduler.update_draft_token_ids) == ["self", "draft_token_ids"]
 
 
+def test_overrides_replace_something() -> None:
+    """What our schedulers override exists in vLLM's, and takes what ours takes."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    from minedraft.backends.vllm.draft_scheduler import DraftScheduler
+    from minedraft.backends.vllm.scheduler import PSDScheduler
+
+    for ours in (PSDScheduler, DraftScheduler):
+        methods = {name: one for name, one in vars(ours).items() if inspect.isfunction(one) and name != "__init__"}
+        assert methods
+        for name, method in methods.items():
+            base = getattr(Scheduler, name)
+            if "args" not in parameters(method):
+                assert parameters(method) == parameters(base), name
+
+
 def test_private_methods() -> None:
     from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinator
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    lookahead = ["self", "request", "num_computed_tokens", "num_new_tokens"]
-    assert parameters(Scheduler._reserve_prefill_lookahead) == lookahead
-    assert parameters(Scheduler._preempt_request)[:3] == ["self", "request", "timestamp"]
-    assert parameters(Scheduler._update_request_as_session) == ["self", "session", "update"]
-    assert parameters(Scheduler._handle_blocked_waiting_request) == ["self", "request"]
-    assert parameters(KVCacheCoordinator.cache_blocks) == ["self", "request", "num_computed_tokens"]
-    assert parameters(KVCacheManager.get_computed_blocks) == ["self", "request"]
-    assert parameters(KVCacheManager.get_block_ids) == ["self", "request_id"]
+    assert takes(Scheduler._reserve_prefill_lookahead, "self", "request", "num_computed_tokens", "num_new_tokens")
+    assert takes(Scheduler._preempt_request, "self", "request", "timestamp")
+    assert takes(Scheduler._update_request_as_session, "self", "session", "update")
+    assert takes(Scheduler._handle_blocked_waiting_request, "self", "request")
+    assert takes(KVCacheCoordinator.cache_blocks, "self", "request", "num_computed_tokens")
+    assert takes(KVCacheManager.get_computed_blocks, "self", "request")
+    assert takes(KVCacheManager.get_block_ids, "self", "request_id")
 
 
-def test_the_gate_compares_after_it_counts() -> None:
-    """`schedule` adds one to current_step first and tests with `<`; else + 2 would not sit out exactly one call."""
-    from vllm.v1.core.sched.scheduler import Scheduler
+def test_private_names_are_known() -> None:
+    """Only compat.py uses names of vLLM's that start with an underscore, and only those that this file looks at."""
+    import minedraft.backends.vllm as package
 
-    source = inspect.getsource(Scheduler.schedule)
-    counted = source.index("self.current_step += 1")
-    compared = source.index("if self.current_step < request.next_decode_eligible_step:")
-    assert counted < compared
+    known = {"_preempt_request", "_handle_blocked_waiting_request", "_all_token_ids", "_output_token_ids"}
+    for path in Path(package.__path__[0]).glob("*.py"):
+        tree = ast.parse(path.read_text())
+        own = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and is_self(node.value)}
+        used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        private = {name for name in used - own - {"_exit"} if re.match("_[a-z]", name)}
+        if path.name == "compat.py":
+            assert private == known
+        else:
+            assert not private & known, path.name
+
+
+def is_self(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and node.id == "self"
+
+
+def test_a_request_has_what_we_read_and_write() -> None:
+    from vllm import SamplingParams
+    from vllm.v1.request import Request, RequestStatus
+
+    params = SamplingParams(max_tokens=5, extra_args={"max_draft_tokens": 2})
+    request = Request("r", [3, 4, 5], params, None, resumable=True, block_hasher=lambda _: [])
+    assert request.resumable
+    assert request.lora_request is None
+    assert (request.priority, request.num_preemptions, request.num_computed_tokens) == (0, 0, 0)
+    assert (request.num_tokens, request.num_prompt_tokens, request.num_output_tokens) == (3, 3, 0)
+    assert (request.max_tokens, request.spec_token_ids, request.block_hashes) == (5, [], [])
+    assert request.sampling_params.extra_args == {"max_draft_tokens": 2}
+    assert request.status == RequestStatus.WAITING
+    request.append_output_token_ids(9)
+    assert list(request.all_token_ids) == request._all_token_ids == [3, 4, 5, 9]
+    assert request._output_token_ids == [9]
+    request.update_block_hashes()
+    assert request.use_structured_output is False
+
+
+def test_what_goes_between_scheduler_and_workers() -> None:
+    from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
+    from vllm.v1.outputs import ModelRunnerOutput
+
+    wanted = {
+        CachedRequestData: {"req_ids", "resumed_req_ids", "new_block_ids"},
+        SchedulerOutput: {"num_scheduled_tokens", "scheduled_cached_reqs", "scheduled_spec_decode_tokens"},
+        ModelRunnerOutput: {"req_id_to_index", "sampled_token_ids"},
+    }
+    for kind, names in wanted.items():
+        assert names <= {field.name for field in dataclasses.fields(kind)}, kind
+
+
+def test_a_resumed_request_gets_its_whole_block_table() -> None:
+    """`resend_blocks` names a running request as resumed; the worker then replaces its row, and takes no new tokens."""
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    source = inspect.getsource(GPUModelRunner._update_states)
+    assert "resumed_from_preemption = req_id in req_data.resumed_req_ids" in source
+    assert "req_state.block_ids = new_block_ids" in source
+
+
+def test_the_block_pool() -> None:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+    pool = BlockPool(9, enable_caching=True, hash_block_size=16)
+    assert pool.num_gpu_blocks == 9
+    assert pool.get_num_free_blocks() == 8  # one is the null block
+    (block, *_) = blocks = pool.get_new_blocks(2)
+    assert isinstance(block, KVCacheBlock)
+    assert (block.ref_cnt, pool.get_num_free_blocks()) == (1, 6)
+    pool.free_blocks(reversed(blocks))
+    assert (block.ref_cnt, pool.get_num_free_blocks()) == (0, 8)
+
+
+def test_what_an_engine_is_asked_at_its_start() -> None:
+    """Names that `check_engine` reads; a name that is gone would be an AttributeError for every user."""
+    from vllm.config import LoRAConfig, ParallelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
+    from vllm.config.model import ModelConfig
+
+    wanted = {
+        VllmConfig: ["speculative_config", "scheduler_config", "model_config", "max_concurrent_batches", "lora_config"],
+        ModelConfig: ["is_encoder_decoder", "supports_multimodal_inputs", "runner_type"],
+        SchedulerConfig: ["async_scheduling", "enable_chunked_prefill", "policy"],
+        SpeculativeConfig: ["method", "rejection_sample_method", "num_speculative_tokens"],
+        ParallelConfig: ["data_parallel_size"],
+        LoRAConfig: ["max_loras"],
+    }
+    for kind, names in wanted.items():
+        fields = {field.name for field in dataclasses.fields(kind)}
+        source = inspect.getsource(kind)
+        for name in names:
+            assert name in fields or hasattr(kind, name) or f"self.{name} = " in source, (kind, name)
+    assert {"kv_transfer_config", "ec_transfer_config"} <= {field.name for field in dataclasses.fields(VllmConfig)}
+
+
+def test_what_vllm_itself_refuses_with_speculation() -> None:
+    """minedraft relies on it: each of these would be dropped without a word. A server answers the first with 400."""
+    from types import SimpleNamespace
+
+    from vllm import SamplingParams
+    from vllm.exceptions import VLLMClientError, VLLMValidationError
+    from vllm.v1.sample.logits_processor import LOGITSPROCS_GROUP, build_logitsprocs
+
+    from minedraft.backends.vllm.compat import LOGITS_PROCESSORS
+
+    assert issubclass(VLLMValidationError, VLLMClientError)
+    for params in (SamplingParams(min_p=0.1), SamplingParams(logit_bias={3: 1.0})):
+        with pytest.raises(VLLMValidationError, match="speculative decoding"):
+            params._validate_spec_decode(SimpleNamespace())
+        params._validate_spec_decode(None)
+    with pytest.raises(ValueError, match="speculative decoding"):
+        build_logitsprocs(SimpleNamespace(speculative_config=object()), "cpu", False, False, ["module:Processor"])
+    assert LOGITSPROCS_GROUP == LOGITS_PROCESSORS  # of plugins, which vLLM drops silently, so `check_engine` refuses
+
+
+def test_what_the_drafter_uses_of_an_engine_core() -> None:
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.executor.abstract import Executor
+
+    assert parameters(EngineCore.__init__)[:4] == ["self", "vllm_config", "executor_class", "log_stats"]
+    assert parameters(EngineCore.abort_requests) == ["self", "request_ids"]
+    assert parameters(EngineCore.post_step) == ["self", "model_executed"]
+    assert parameters(Executor.register_failure_callback) == ["self", "callback"]
+    source = inspect.getsource(EngineCore.__init__)
+    for name in ("model_executor", "request_block_hasher", "scheduler", "step_fn"):
+        assert f"self.{name} = " in source or f"self.{name}: " in source, name
+
+
+def test_nobody_else_reads_what_carries_our_report() -> None:
+    """vLLM's loggers look into `perf_stats.debug_stats` only where VLLM_DEBUG_MFU_METRICS asks them to."""
+    from vllm.v1.metrics import loggers, perf
+
+    assert "debug_stats" not in inspect.getsource(loggers)
+    source = inspect.getsource(perf.PerfMetricsLogging)
+    assert source.count("debug_stats") == source.count("perf_stats.debug_stats") == 2
+    assert source.index("if self.debug_logging:\n            assert perf_stats.debug_stats") > 0
+    assert "debug_stats" not in inspect.getsource(perf.PerfMetricsProm)
 
 
 def test_the_scheduler_sets_what_compat_reads() -> None:
@@ -123,8 +282,6 @@ def test_the_drafter_dies_with_its_parent() -> None:
 
 
 def is_alive(pid: int) -> bool:
-    from pathlib import Path
-
     try:
         return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:

@@ -73,5 +73,8 @@ def test_preemptions_among_those_that_share(engine: Engine, texts: dict[str, lis
     found = engine.run(renamed(mixed, "b"), per_step=2, on_step=lambda _: engine.check_blocks())
     assert plain_ids(found, "b") == {job.request_id: texts[job.request_id] for job in mixed}
     assert engine.conductor.counters.preemptions > preemptions
+    state = engine.conductor.core.state  # nobody is planned drafts that vLLM doesn't take, as from who joins on a hit
+    metrics = {metric.name: metric for metric in engine.llm.get_metrics()}
+    assert metrics["vllm:spec_decode_num_draft_tokens"].value == state.num_draft_tokens  # type: ignore[attr-defined]
     assert engine.conductor.counters.strays == 0
     engine.check_rest()

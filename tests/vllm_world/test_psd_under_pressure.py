@@ -101,6 +101,25 @@ def test_sampling_parameters(engine: Engine, options: dict[str, object]) -> None
     engine.check_rest()
 
 
+def test_seeds(engine: Engine) -> None:
+    """Also with prompts that come in chunks, which without `cpu_sampling` end the engine on a CPU."""
+    from vllm import SamplingParams
+
+    jobs = [job for job in make_requests() if len(job.prompt) > 60][:4]
+    texts = []
+    for _ in range(2):
+        params = [
+            SamplingParams(temperature=1.0, seed=11 + i, max_tokens=12, extra_args={"max_draft_tokens": 0})
+            for i in range(len(jobs))
+        ]
+        prompts = [{"prompt_token_ids": job.prompt} for job in jobs]
+        outputs = engine.llm.generate(prompts, params, use_tqdm=False)
+        texts.append([list(output.outputs[0].token_ids) for output in outputs])
+    assert texts[0] == texts[1]
+    assert len({tuple(text) for text in texts[0]}) == len(jobs)
+    engine.check_rest()
+
+
 def report(one: Any) -> object:
     """Ids, and per token the log-probabilities that came with it."""
     rows = [sorted((token, round(entry.logprob, 3)) for token, entry in row.items()) for row in one.logprobs or ()]

@@ -91,11 +91,13 @@ class _Mailbox:
         self._alarm.set()
 
     def take(self) -> tuple[DrafterProcess, Message | _Ended] | None:
+        if not self._items:  # without the lock: asked several times in every step
+            return None
         with self._lock:
-            self._alarm.clear()
             return self._items.popleft() if self._items else None
 
     def wait(self, timeout_s: float) -> None:
+        self._alarm.clear()
         if not self._items:
             self._alarm.wait(timeout_s)
 

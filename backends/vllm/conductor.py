@@ -69,6 +69,7 @@ class Conductor:
         self._room = WaitingRoom()
         self._inbox: deque[Event] = deque()
         self._blocked: dict[RequestId, Any] = {}  # requests whose grammar is being compiled
+        self._with_grammar: dict[RequestId, None] = {}
         self._gate = AdapterGate(compat.max_adapters(scheduler))
         self._incarnations: dict[RequestId, int] = {}
         self._drafting: DraftWork | None = None
@@ -156,6 +157,8 @@ class Conductor:
             compat.fail(self._scheduler, request.request_id)
             return
         self._blocked[request.request_id] = request
+        if request.structured_output_request is not None:
+            self._with_grammar[request.request_id] = None
 
     def aborted(self, request_id: RequestId) -> None:
         """VLLM has ended a request that the core may know."""
@@ -287,6 +290,7 @@ class Conductor:
     def _forget(self, request_id: RequestId) -> None:
         self._incarnations.pop(request_id, None)
         self._resend.pop(request_id, None)
+        self._with_grammar.pop(request_id, None)
 
     def _displace(self, request_id: RequestId, why: str) -> None:
         """Make vLLM and the core agree on a request again: it waits once more, with the text that it has."""
@@ -369,7 +373,7 @@ class Conductor:
         else:
             work, self._drafting = self._drafting, None
             assert work is not None, news.work_id
-            result = hand_over(self._scheduler, self._incarnations, work, news)
+            result = hand_over(self._scheduler, self._incarnations, work, news, bool(self._with_grammar))
             origin_s = self._loop.origin_s
             self.counters.drafted(news.started_s - origin_s, news.ended_s - origin_s)
             self._tell(WorkDone(work.work_id, result, news.started_s - origin_s, news.ended_s - origin_s))

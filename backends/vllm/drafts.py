@@ -29,29 +29,44 @@ def make_job(scheduler: Any, work: DraftWork, with_probs: bool) -> DraftJob:
     )
 
 
-def hand_over(scheduler: Any, incarnations: Mapping[RequestId, int], work: DraftWork, reply: Drafted) -> DraftResult:
+def hand_over(
+    scheduler: Any, incarnations: Mapping[RequestId, int], work: DraftWork, reply: Drafted, with_grammar: bool
+) -> DraftResult:
     """Give the drafts to vLLM's requests; returns how much was drafted, for the core.
-
-    What a request's grammar forbids is cut, as vLLM cuts its own drafts: the core learns the shorter length.
 
     Args:
         scheduler: vLLM's.
         incarnations: of the requests that vLLM runs.
         work: what was asked for.
         reply: what came.
+        with_grammar: whether some request has a grammar. What that forbids is cut, as vLLM cuts its own drafts: the
+            core learns the shorter length.
     """
-    find = scheduler.requests.get
-    drafted = []
-    columns = zip(work.request_ids, work.incarnations, work.num_draft, reply.token_ids, strict=True)
-    for request_id, incarnation, num_draft, token_ids in columns:
-        if len(token_ids) > num_draft:
-            token_ids = token_ids[:num_draft]
-        if incarnations.get(request_id) == incarnation and (request := find(request_id)) is not None:
-            if request.structured_output_request is not None:
-                token_ids = compat.validate_drafts(scheduler, request, token_ids)
+    drafted = tuple(map(len, reply.token_ids))
+    requests = list(map(scheduler.requests.get, work.request_ids))
+    is_usual = drafted == work.num_draft and tuple(map(incarnations.get, work.request_ids)) == work.incarnations
+    if is_usual and not with_grammar and None not in requests:
+        for request, token_ids in zip(requests, reply.token_ids, strict=True):
             request.spec_token_ids = token_ids
-        drafted.append(len(token_ids))
+    else:
+        drafted = _hand_over_each(scheduler, requests, incarnations, work, reply)
     probs = None
     if reply.probs is not None:
         probs = tuple([tuple(row[:num]) for row, num in zip(reply.probs, drafted, strict=True)])
-    return DraftResult(tuple(drafted), probs)
+    return DraftResult(drafted, probs)
+
+
+def _hand_over_each(
+    scheduler: Any, requests: list[Any], incarnations: Mapping[RequestId, int], work: DraftWork, reply: Drafted
+) -> tuple[int, ...]:
+    """The same where some request has gone or started over, drafts are short, or a grammar may cut them."""
+    drafted = []
+    columns = zip(requests, work.request_ids, work.incarnations, work.num_draft, reply.token_ids, strict=True)
+    for request, request_id, incarnation, num_draft, token_ids in columns:
+        kept = token_ids[:num_draft]
+        if request is not None and incarnations.get(request_id) == incarnation:
+            if request.structured_output_request is not None:
+                kept = compat.validate_drafts(scheduler, request, kept)
+            request.spec_token_ids = kept
+        drafted.append(len(kept))
+    return tuple(drafted)

@@ -3,7 +3,8 @@
 Law of this file: a `VerifyWork` in, a `VerifyResult` out; no clock, no policy. Whatever vLLM did otherwise makes the
 requests concerned *strays*, which the conductor reports to the core as displaced; their columns are fillers.
 
-What runs for every request of every step is written flat, and whatever is rare is called: this is vLLM's critical path.
+This is vLLM's critical path. So a step of nothing but decoding requests, which most are, is handled by whole columns,
+with as little Python per request as can be; any other step goes through its entries one by one.
 """
 
 from __future__ import annotations
@@ -67,24 +68,44 @@ def arrange(scheduler: Any, room: WaitingRoom, incarnations: dict[RequestId, int
         work: the core's plan.
     """
     _take_back(scheduler, incarnations, work)
-    find = scheduler.requests.get
-    requests = [find(request_id) for request_id in work.request_ids]
+    request_ids = work.request_ids
+    requests = list(map(scheduler.requests.get, request_ids))
     step = Step(work, requests)
-    expected = step.expected
-    running = step.running
-    columns = zip(requests, work.request_ids, work.num_new, work.num_draft, work.is_last, strict=True)
+    if (
+        tuple(map(incarnations.get, request_ids)) != work.incarnations
+        or max(work.num_new) > 1
+        or False in work.is_last
+        or None in requests
+        or [request.status for request in requests].count(_RUNNING) != len(requests)
+    ):
+        _arrange_each(scheduler, room, incarnations, step)
+        return step
+    drafted = tuple([len(request.spec_token_ids) for request in requests])
+    if drafted != work.num_draft:
+        drafted = tuple(map(_cut_drafts, requests, work.num_draft))
+    step.expected = {request_id: 1 + num for request_id, num in zip(request_ids, drafted, strict=True)}
+    step.running = requests.copy()  # vLLM adds to this one
+    return step
+
+
+def _cut_drafts(request: Any, num_draft: int) -> int:
+    """Fewer were selected, or fit; returns how many are there."""
+    request.spec_token_ids = request.spec_token_ids[:num_draft]
+    return len(request.spec_token_ids)
+
+
+def _arrange_each(scheduler: Any, room: WaitingRoom, incarnations: dict[RequestId, int], step: Step) -> None:
+    """The same where some entry computes a prompt, joins, or has gone."""
+    work = step.work
+    columns = zip(step.requests, work.request_ids, work.num_new, work.num_draft, work.is_last, strict=True)
     for i, (request, request_id, num_new, num_draft, is_last) in enumerate(columns):
         if request is None:
             continue  # aborted; the core is told before it gets the result
         if num_new != 1 or not is_last or request.status is not _RUNNING:
             _arrange_prompt(scheduler, room, incarnations, step, i)
-            continue
-        drafts = request.spec_token_ids
-        if len(drafts) != num_draft:  # fewer were selected, or fit
-            request.spec_token_ids = drafts = drafts[:num_draft]
-        expected[request_id] = 1 + len(drafts)
-        running.append(request)
-    return step
+        else:
+            step.expected[request_id] = 1 + _cut_drafts(request, num_draft)
+            step.running.append(request)
 
 
 def _take_back(scheduler: Any, incarnations: dict[RequestId, int], work: VerifyWork) -> None:

@@ -85,7 +85,7 @@ def test_drafts_reach_the_request_they_were_made_for() -> None:
     scheduler: Any = SimpleNamespace(requests=requests)
     work = DraftWork(0, 0, ("a", "b", "dead"), (1, 2, 3), (0, 4, 0), (0, 0, 0), (1, 1, 1), (2, 2, 2), ())
     reply = Drafted(0, [[5, 6, 9], [7], [8]], [[0.5, 0.25, 0.1], [1.0], [1.0]], 0.0, 1.0)
-    result = hand_over(scheduler, {"a": 1, "b": 5}, work, reply)
+    result = hand_over(scheduler, {"a": 1, "b": 5}, work, reply, False)
     assert result.num_drafted == (2, 1, 1)
     assert result.probs == ((0.5, 0.25), (1.0,), (1.0,))
     assert requests["a"].spec_token_ids == [5, 6]

@@ -18,6 +18,7 @@ In `psd` the order of events hangs on the devices, so the works of two worlds (o
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -269,8 +270,9 @@ class Recorded:
         return next((i for i in range(num_draft) if position + i in wrong), num_draft)
 
     def conditional_rates(self, request_id: str, num_draft: int) -> tuple[float, ...]:
-        """Not this model's own, which would all be 0 or 1: what a policy makes of them is a probe's business."""
-        return (self._chance,) * num_draft
+        """Not this model's own, which would all be 0 or 1: each probe has its own, by request and position."""
+        draws = [zlib.crc32(f"{self._chance}/{request_id}/{i}".encode()) / 2**32 for i in range(num_draft)]
+        return tuple([0.5 * (self._chance + draw) for draw in draws])
 
     def forget(self, request_id: str) -> None: ...
 

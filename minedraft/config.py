@@ -170,7 +170,7 @@ class RunConfig(Table):
             round_overhead_s=self.devices.round_overhead_s,
             max_concurrency=self.workload.max_concurrency,
             faults=self.build_faults(),
-            draft_probs=self.acceptance.draft_probs,
+            draft_probs=self.acceptance.draft_probs or not getattr(self.build_policies().selection, "keeps_all", False),
         )
 
     def check(self, *, world: bool = True) -> None:

@@ -413,8 +413,63 @@ class BetaAcceptanceTable(AcceptanceTable):
         return BetaRate(self.mean, self.concentration, seed=seed)
 
 
+class RisingAcceptanceTable(AcceptanceTable):
+    """See `minedraft.sim.acceptance.RisingRate`."""
+
+    kind: Literal["rising"]
+    first: float
+    limit: float
+    rise: float = 0.5
+
+    def build(self, seed: int, num_speculative_tokens: int) -> Any:
+        """The acceptance model."""
+        from minedraft.sim.acceptance import RisingRate
+
+        return RisingRate(self.first, self.limit, self.rise, seed=seed)
+
+
+class PresetAcceptanceTable(AcceptanceTable):
+    """Published figures of a real drafter, see `minedraft.sim.acceptance_presets`."""
+
+    kind: Literal["preset"]
+    name: str
+
+    def build(self, seed: int, num_speculative_tokens: int) -> Any:
+        """The acceptance model."""
+        from minedraft.sim.acceptance_presets import load_acceptance
+
+        return load_acceptance(self.name).build(num_speculative_tokens, seed=seed)
+
+
+class LogAcceptanceTable(AcceptanceTable):
+    """A recorded log or journal, see `minedraft.sim.acceptance_log` and `minedraft.sim.acceptance_replay`.
+
+    Attributes:
+        path: of the file, relative to the configuration's.
+        by_id: each request replays the recorded one of its own id, instead of one drawn by lot.
+    """
+
+    kind: Literal["log"]
+    path: str
+    by_id: bool = False
+
+    def build(self, seed: int, num_speculative_tokens: int) -> Any:
+        """The acceptance model."""
+        from minedraft.sim.acceptance_log import read_acceptance_log
+        from minedraft.sim.acceptance_replay import LoggedAcceptance
+
+        with building("acceptance.path"):
+            requests = read_acceptance_log(self.path)
+        return LoggedAcceptance(requests, by_id=self.by_id, seed=seed)
+
+
 Acceptance = Annotated[
-    SyntheticAcceptanceTable | ConstantAcceptanceTable | BetaAcceptanceTable,
+    SyntheticAcceptanceTable
+    | ConstantAcceptanceTable
+    | BetaAcceptanceTable
+    | RisingAcceptanceTable
+    | PresetAcceptanceTable
+    | LogAcceptanceTable,
     Field(discriminator="kind"),
     _with_kind(
         "constant",
@@ -422,6 +477,10 @@ Acceptance = Annotated[
         synthetic_acceptance_length="synthetic",
         mean="beta",
         concentration="beta",
+        first="rising",
+        limit="rising",
+        name="preset",
+        path="log",
     ),
 ]
 

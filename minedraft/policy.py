@@ -238,7 +238,11 @@ BUILTIN: Final[dict[str, dict[str, str]]] = {
         "fixed": "minedraft.policies.draft_length:Fixed",
         "by-batch-size": "minedraft.policies.draft_length:ByBatchSize",
     },
-    "selection": {"all": "minedraft.policies.selection:All"},
+    "selection": {
+        "all": "minedraft.policies.selection:All",
+        "tetris": "minedraft.policies.selection:Tetris",
+        "tetris-unbiased": "minedraft.policies.selection:TetrisUnbiased",
+    },
     "preemption": {
         "newest": "minedraft.policies.preemption:Newest",
         "least-urgent": "minedraft.policies.preemption:LeastUrgent",

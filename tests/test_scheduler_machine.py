@@ -157,14 +157,20 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.count_waits(work)
 
     def count_waits(self, work: VerifyWork) -> None:
-        """I16: who is ready for the target is served within a round of the others."""
+        """I16: who is ready for the target is served within a round of the others.
+
+        Counted per stay of a request: a batch whose members all left, and others came, waits anew.
+        """
         batches = self.scheduler.state.batches.batches
+        waits: dict[int, int] = {}
         for batch in batches:
             ready = batch.phase is BatchPhase.DRAFTED or (
                 batch.phase is BatchPhase.IDLE and not wants_draft(self.scheduler.state, batch)
             )
-            self.waits[batch.index] = self.waits.get(batch.index, 0) + 1 if ready and batch.members else 0
-            assert self.waits[batch.index] <= len(batches), f"batch {batch.index} starves"
+            for seq in batch.members.values() if ready else ():
+                waits[seq.incarnation] = self.waits.get(seq.incarnation, 0) + 1
+                assert waits[seq.incarnation] <= len(batches), f"{seq.request_id} in batch {batch.index} starves"
+        self.waits = waits
 
     def check_output(self, output: RequestOutput) -> None:
         request = self.everybody[output.request_id]
@@ -214,7 +220,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         request_id = data.draw(st.sampled_from(sorted(self.devices.text)))
         self.devices.displace(request_id)
         self.num_displaced += 1
-        self.waits.pop(self.scheduler.state.sequences[request_id].batch, None)  # whoever fills its place waits anew
         self.feed(RequestDisplaced(request_id, len(self.devices.text[request_id])))
 
     @precondition(lambda self: DraftWork in self.in_flight)

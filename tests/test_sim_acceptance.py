@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minedraft.sim.acceptance import AcceptanceModel, BetaRate, ConstantRate, SyntheticLength, SyntheticRates
+from minedraft.sim.acceptance import (
+    AcceptanceModel,
+    BetaRate,
+    ConstantRate,
+    RisingRate,
+    SyntheticLength,
+    SyntheticRates,
+)
 
 
 def mean_tokens(model: AcceptanceModel, num_draft: int, num_rounds: int, num_requests: int) -> float:
@@ -31,9 +38,12 @@ def mean_tokens(model: AcceptanceModel, num_draft: int, num_rounds: int, num_req
         (ConstantRate(0.7, seed=3), 4),
         (ConstantRate(0.0), 4),
         (ConstantRate(1.0), 4),
+        (RisingRate(0.1, 0.8, 0.7, seed=6), 5),
     ],
 )
-def test_mean_tokens_per_round_follow_the_closed_form(model: SyntheticRates | ConstantRate, num_draft: int) -> None:
+def test_mean_tokens_per_round_follow_the_closed_form(
+    model: SyntheticRates | ConstantRate | RisingRate, num_draft: int
+) -> None:
     measured = mean_tokens(model, num_draft, 100_000, 100)
     assert measured == pytest.approx(model.expected_tokens(num_draft), rel=0.01)
 
@@ -68,6 +78,19 @@ def test_synthetic_rates_are_unconditional() -> None:
     model = SyntheticRates([0.8, 0.4, 0.0])
     assert model.conditional_rates("r", 3) == pytest.approx((0.8, 0.5, 0.0))
     assert model.conditional_rates("r", 1) == pytest.approx((0.8,))
+
+
+def test_rising_rates_rise_to_their_limit() -> None:
+    assert RisingRate(0.5, 0.9).conditional_rates("r", 4) == pytest.approx((0.5, 0.7, 0.8, 0.85))
+    assert RisingRate(0.6, 0.9, 0.0).conditional_rates("r", 3) == (0.6, 0.6, 0.6)
+    assert RisingRate(0.6, 0.9, 1.0).conditional_rates("r", 3) == pytest.approx((0.6, 0.9, 0.9))
+    # What a log of an n-gram matcher shows (see the class): no constant rate is near both ends.
+    logged = (0.09, 0.70, 0.75, 0.82, 0.84)
+    assert RisingRate(0.09, 0.80, 0.85).conditional_rates("r", 5) == pytest.approx(logged, abs=0.05)
+    model = RisingRate(0.3, 0.9, seed=1)
+    short = [model.num_accepted("r", position, 2) for position in range(200)]
+    longer = [model.num_accepted("r", position, 6) for position in range(200)]
+    assert short == [min(count, 2) for count in longer]
 
 
 @settings(max_examples=50)
@@ -111,6 +134,9 @@ def test_beta_from_shape_is_the_same_distribution() -> None:
         (lambda: BetaRate(1.0, 2.0), "mean is 1.0"),
         (lambda: BetaRate(0.5, 0.0), "concentration is 0.0"),
         (lambda: BetaRate.from_shape(0.0, 1.0), "a is 0.0"),
+        (lambda: RisingRate(0.5, 0.4), "limit is 0.4, must be >= first, which is 0.5"),
+        (lambda: RisingRate(-0.1, 0.4), "first is -0.1"),
+        (lambda: RisingRate(0.1, 0.4, 1.5), "rise is 1.5"),
         (lambda: SyntheticRates([0.5]).num_accepted("r", 0, 2), "a round has 2 drafts"),
     ],
 )

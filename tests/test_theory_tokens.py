@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,15 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from minedraft.sim import acceptance
-from minedraft.sim.acceptance import AcceptanceModel, BetaRate, ConstantRate, SyntheticLength, SyntheticRates
+from minedraft.sim.acceptance import (
+    AcceptanceModel,
+    BetaRate,
+    ConstantRate,
+    RisingRate,
+    SyntheticLength,
+    SyntheticRates,
+)
+from minedraft.sim.acceptance_presets import load_acceptance
 from minedraft.theory.tokens import (
     accepted_per_round,
     beta_rates,
@@ -59,16 +69,38 @@ MODELS: dict[str, tuple[AcceptanceModel, int, int, tuple[float, ...]]] = {
     "ConstantRate": (ConstantRate(0.7, seed=3), 4, 100, constant_rates(0.7, 4)),
     # The requests' own rates differ, so there must be many requests.
     "BetaRate": (BetaRate(0.6, 8.0, seed=4), 4, 20_000, beta_rates(4.8, 3.2, 4)),
+    "RisingRate": (
+        RisingRate(0.5, 0.9, 0.5, seed=5),
+        4,
+        100,
+        (0.5, 0.35, 0.28, 0.238),
+    ),
+    # Of presets, one for each way in which figures are published; they are models of the first kind.
+    "preset, rates": (
+        load_acceptance("qwen3-8b-eagle3-redhat-mt-bench").build(3, seed=6),
+        3,
+        100,
+        (0.6541, 0.3993, 0.2020),
+    ),
+    "preset, lengths": (
+        load_acceptance("qwen3-8b-eagle3-coding").build(7, seed=7),
+        7,
+        100,
+        (0.81, 0.59, 0.40, 0.26, 0.16, 0.08, 0.03),
+    ),
 }
 
 
 def test_no_acceptance_model_with_a_closed_form_is_left_out() -> None:
+    files = Path(acceptance.__file__).parent.glob("acceptance*.py")
+    modules = [importlib.import_module(f"minedraft.sim.{file.stem}") for file in files]
     models = {
         name
-        for name, found in inspect.getmembers(acceptance, inspect.isclass)
-        if found.__module__ == acceptance.__name__ and hasattr(found, "expected_tokens")
+        for module in modules
+        for name, found in inspect.getmembers(module, inspect.isclass)
+        if found.__module__ == module.__name__ and hasattr(found, "expected_tokens")
     }
-    assert models == MODELS.keys()
+    assert models == {name for name in MODELS if not name.startswith("preset")}
 
 
 @pytest.mark.parametrize("name", MODELS)

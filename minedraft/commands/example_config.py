@@ -29,7 +29,7 @@ admission = "fcfs"              # priority, shortest-prompt
 assignment = "fewest-requests"  # least-tokens, in-phase
 rebalance = "split-on-empty"    # never, { name = "keep-within", difference = 2 }
 draft_length = "fixed"          # { name = "fixed", k = 2 }, { name = "by-batch-size", table = "8:5/16:3" }
-selection = "all"
+selection = "all"               # tetris, tetris-unbiased; they need scheduler.draft_capacity
 preemption = "newest"           # cost-aware
 
 [workload]
@@ -59,6 +59,10 @@ alpha = 0.7
 # synthetic_acceptance_rates = [0.7, 0.5, 0.3]   # as in vLLM: unconditional, one per speculative token
 # synthetic_acceptance_length = 2.5              # as in vLLM: tokens per round, the bonus token included
 # kind = "beta"                                  # mean = 0.7, concentration = 5.0: each request has its own rate
+# kind = "rising"                                # first = 0.6, limit = 0.8: easy stretches survive into later slots
+# kind = "preset"                                # name = "qwen3-8b-eagle3-math": published figures
+# kind = "log"                                   # path = "run.jsonl", by_id = false: a recorded log, or a journal
+# draft_probs = true                             # reported to selection policies
 
 [devices]
 num_target_devices = 4

@@ -19,7 +19,7 @@ NEXT_BIN := $(NEXT_VENV)/bin
 VLLM_NEXT ?= vllm==0.33.0
 COMPAT_TESTS ?= test_contract.py test_modes.py test_psd_under_pressure.py test_features.py
 
-.PHONY: setup setup-vllm demo demo-vllm test test-fast test-core test-vllm test-compat test-deep lint format bench bench-vllm clean
+.PHONY: setup setup-vllm compiled demo demo-vllm test test-fast test-core test-vllm test-compat test-deep lint format bench bench-vllm clean
 
 setup: $(VENV)/.stamp
 
@@ -43,6 +43,11 @@ $(VLLM_VENV)/.stamp: pyproject.toml
 	$(VLLM_BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(VLLM_BIN)/python -m pip install --quiet --editable ".[dev]"
 	touch $@
+
+# Makes the scheduler and the simulator faster, until a source changes; `minedraft compile --remove` undoes it.
+compiled: setup
+	$(BIN)/python -m pip install --quiet --editable ".[compile]"
+	$(BIN)/minedraft compile
 
 demo: setup
 	$(BIN)/minedraft models get smollm2
@@ -106,4 +111,4 @@ bench-vllm: setup-vllm
 	$(VLLM_BIN)/python tests/benchmarks/bench_vllm_overlap.py $(BENCH_VLLM)
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(NEXT_VENV) out build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(NEXT_VENV) minedraft/.compiled out build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

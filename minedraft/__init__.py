@@ -1,5 +1,9 @@
 """minedraft: batch-parallel speculative decoding from one scheduler core, in simulation and on real devices."""
 
+from minedraft.compiled import activate
+
+BUILD = activate()  # before anything that may be compiled is imported
+
 from minedraft.backend import Backend, Clock
 from minedraft.engine import Engine
 from minedraft.policy import Mode, Policies, PolicyError, load_policies, load_policy
@@ -9,6 +13,7 @@ from minedraft.scheduler_config import SchedulerConfig
 from minedraft.work import WorldError
 
 __all__ = [
+    "BUILD",
     "Backend",
     "Clock",
     "Engine",

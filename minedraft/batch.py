@@ -120,7 +120,7 @@ class BatchView:
 
     def members(self) -> Iterator[SequenceView]:
         """Present members in the order in which they joined (those about to join excluded)."""
-        return (seq.view for seq in self._batch.members.values())
+        return iter([seq.view for seq in self._batch.members.values()])
 
 
 class BatchManager:

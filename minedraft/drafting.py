@@ -276,8 +276,9 @@ def apply_draft(in_flight: DraftInFlight, result: DraftResult) -> None:
     drafted, probs = result.num_drafted, result.probs
     if len(drafted) != len(seqs) or (probs is not None and len(probs) != len(seqs)):
         raise WorldError(f"draft work {work.work_id} has {len(seqs)} entries, its result {len(drafted)}")
-    columns = zip(seqs, work.incarnations, work.num_computed, work.num_new, work.num_draft, drafted, strict=True)
-    for i, (seq, incarnation, num_computed, num_new, wanted, count) in enumerate(columns):
+    # In two halves: the type of `zip` knows no more than five columns.
+    planned = zip(seqs, work.incarnations, work.num_computed, work.num_new, work.num_draft, strict=True)
+    for i, ((seq, incarnation, num_computed, num_new, wanted), count) in enumerate(zip(planned, drafted, strict=True)):
         if not 0 <= count <= wanted:
             raise WorldError(f"draft work {work.work_id}: {count} drafts for {seq.request_id!r}, asked for {wanted}")
         if seq.incarnation != incarnation or not seq.drafting:

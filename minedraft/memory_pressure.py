@@ -7,6 +7,7 @@ may cost another request its target KV; drafts are shortened instead.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from minedraft.batch import BatchPhase
 from minedraft.kv_cache import KVPool
@@ -129,12 +130,13 @@ def _evict_draft_kv(
 
 
 def _ask(state: SchedulerState, candidates: list[SequenceState], need: KVNeed) -> Victim:
+    policy: Any = state.policies.preemption  # its answer may be anything until it is checked
     views = sorted((other.view for other in candidates), key=lambda view: view.arrival_index)
     try:
-        victim = state.policies.preemption.choose_victim(views, need)
+        victim = policy.choose_victim(views, need)
         legal = victim.seq in views and isinstance(victim.mode, PreemptionMode)
     except Exception as error:
         raise PolicyError(f"preemption policy failed: {error}") from error
     if not legal:
         raise PolicyError(f"preemption policy chose {victim!r}, which is not among the candidates")
-    return victim
+    return Victim(victim.seq, victim.mode)

@@ -6,7 +6,7 @@ there, and must submit exactly the same works.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -112,8 +112,12 @@ class RecordedAnswers:
     def load(self, answers: Pooled | None) -> None:
         """Answer as the pool did during one call; None if it said nothing but what the core's books say."""
         self._free = None if answers is None else answers.num_free
-        self._hits = {} if answers is None else {owner: (tokens, blocks) for owner, tokens, blocks in answers.hits}
-        self._freed = {} if answers is None else dict(answers.freed)
+        self._hits: defaultdict[RequestId, deque[tuple[int, int]]] = defaultdict(deque)
+        self._freed: defaultdict[RequestId, deque[int]] = defaultdict(deque)
+        for owner, tokens, blocks in () if answers is None else answers.hits:
+            self._hits[owner].append((tokens, blocks))
+        for owner, num_blocks in () if answers is None else answers.freed:
+            self._freed[owner].append(num_blocks)
 
     def num_free_blocks(self, accounted: int) -> int:
         """See `PoolAnswers`."""
@@ -121,11 +125,11 @@ class RecordedAnswers:
 
     def prefix_hit(self, owner: RequestId) -> tuple[int, int]:
         """See `PoolAnswers`."""
-        return self._hits.get(owner, (0, 0))
+        return self._hits[owner].popleft() if self._hits[owner] else (0, 0)
 
     def num_freed_blocks(self, owner: RequestId, held: int) -> int:
         """See `PoolAnswers`."""
-        return self._freed.get(owner, held)
+        return self._freed[owner].popleft() if self._freed[owner] else held
 
 
 def recorded_pool(header: JournalHeader) -> SharedPool | None:

@@ -7,13 +7,14 @@ batch IDLE -> draft it. Alternation, cold start, single requests and draining fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from itertools import islice
+from typing import Any
 
 from minedraft.batch import Batch, BatchPhase
 from minedraft.drafting import DraftInFlight, apply_draft, build_draft, cancel_draft, mark_undrafted, wants_draft
 from minedraft.kv_cache import KVPool, PagedPool
-from minedraft.policy import Mode, Move, Policies, PolicyError
+from minedraft.policy import Mode, Policies, PolicyError
 from minedraft.request import FinishReason, RequestOutput
 from minedraft.scheduler_config import SchedulerConfig
 from minedraft.sequence import SequenceState
@@ -106,8 +107,9 @@ class Scheduler:
 
     def _decide(self, works: list[Work]) -> None:
         state = self.state
+        policy: Any = self.policies.mode  # its answer may be anything until it is checked
         try:
-            mode = self.policies.mode.choose_mode(state.load)
+            mode = policy.choose_mode(state.load)
             if mode is not state.mode:
                 state.set_mode(Mode(mode))
         except PolicyError:
@@ -139,8 +141,9 @@ class Scheduler:
                 manager.move([(seq, 0) for seq in islice(tuple(batch.members.values()), room)])
         if num_active < 2 or not state.running:
             return
+        policy: Any = self.policies.rebalance
         try:
-            moves = self.policies.rebalance.moves(manager.views[:num_active])
+            moves = policy.moves(manager.views[:num_active])
             checked = self._check_moves(moves, num_active) if moves else ()
         except PolicyError:
             raise
@@ -148,7 +151,7 @@ class Scheduler:
             raise PolicyError(f"rebalance policy failed: {error}") from error
         manager.move(checked)
 
-    def _check_moves(self, moves: Sequence[Move], num_active: int) -> list[tuple[SequenceState, int]]:
+    def _check_moves(self, moves: Iterable[Any], num_active: int) -> list[tuple[SequenceState, int]]:
         state, manager = self.state, self.state.batches
         checked: list[tuple[SequenceState, int]] = []
         sizes = list(manager.sizes())
@@ -159,15 +162,16 @@ class Scheduler:
                 raise PolicyError(f"rebalance policy moves {move.seq!r}, which is not running")
             if seq.request_id in moved:
                 raise PolicyError(f"rebalance policy moves {seq.request_id!r} twice")
-            if type(move.to_batch) is not int or not 0 <= move.to_batch < num_active or move.to_batch == seq.batch:
-                raise PolicyError(f"rebalance policy moves {seq.request_id!r} to batch {move.to_batch!r}")
+            to_batch: object = move.to_batch
+            if type(to_batch) is not int or not 0 <= to_batch < num_active or to_batch == seq.batch:
+                raise PolicyError(f"rebalance policy moves {seq.request_id!r} to batch {to_batch!r}")
             source = manager.batches[seq.batch]
             if source.phase is not BatchPhase.IDLE or seq.request_id not in source.members:
                 raise PolicyError(f"rebalance policy moves {seq.request_id!r} out of a batch that is not IDLE")
             sizes[seq.batch] -= 1
-            sizes[move.to_batch] += 1
+            sizes[to_batch] += 1
             moved[seq.request_id] = None
-            checked.append((seq, move.to_batch))
+            checked.append((seq, to_batch))
         if any(size > manager.max_batch_size for size in sizes):
             raise PolicyError(f"rebalance policy's moves make batches of {sizes}, over {manager.max_batch_size}")
         return checked

@@ -6,6 +6,8 @@ I6 and I8 can be read off one page.
 
 from __future__ import annotations
 
+from typing import Any
+
 from minedraft.batch import BatchManager
 from minedraft.kv_cache import KVPool, blocks_for
 from minedraft.policy import Mode, Policies, PolicyError, PreemptionMode
@@ -102,8 +104,9 @@ class SchedulerState:
         return seq
 
     def _rank(self, seq: SequenceState) -> Rank:
+        policy: Any = self.policies.admission
         try:
-            rank = self.policies.admission.rank(seq.view)
+            rank = policy.rank(seq.view)
             values = rank if isinstance(rank, tuple) else (rank,)
             ranked = tuple([float(value) for value in values])
         except Exception as error:
@@ -140,9 +143,10 @@ class SchedulerState:
     def _choose_batch(self, seq: SequenceState) -> int:
         if self.num_active_batches == 1:
             return 0
+        policy: Any = self.policies.assignment  # its answer may be anything until it is checked
         views = self.batches.views[: self.num_active_batches]
         try:
-            index = self.policies.assignment.choose_batch(seq.view, views)
+            index: object = policy.choose_batch(seq.view, views)
         except Exception as error:
             raise PolicyError(f"assignment policy failed on {seq.request_id!r}: {error}") from error
         if type(index) is not int or not 0 <= index < len(views):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from minedraft.batch import Batch, BatchPhase
 from minedraft.memory_pressure import reserve_target
@@ -65,7 +65,8 @@ def build_verify(state: SchedulerState, batch: Batch, work_id: int) -> VerifyInF
 
 def _select(state: SchedulerState, batch: Batch) -> None:
     """Ask the selection policy which drafts are worth verifying."""
-    policy, capacity = state.policies.selection, state.config.draft_capacity
+    policy: Any = state.policies.selection  # its answer may be anything until it is checked
+    capacity = state.config.draft_capacity
     drafts = [Draft(seq.view, seq.num_drafted, seq.probs) for seq in batch.members.values() if seq.num_drafted]
     if not drafts:
         return
@@ -226,8 +227,10 @@ def _commit(state: SchedulerState, batch: Batch, in_flight: VerifyInFlight, resu
     ended: Ended = []
     block_size = state.target_pool.block_size
     total = rounds = drafts = accepts = 0
-    columns = zip(seqs, work.incarnations, work.num_new, work.num_draft, work.is_last, accepted, committed, strict=True)
-    for i, (seq, incarnation, num_new, num_draft, last, num_accepted, num_committed) in enumerate(columns):
+    # In two halves: the type of `zip` knows no more than five columns.
+    planned = zip(seqs, work.incarnations, work.num_new, work.num_draft, work.is_last, strict=True)
+    columns = zip(planned, accepted, committed, strict=True)
+    for i, ((seq, incarnation, num_new, num_draft, last), num_accepted, num_committed) in enumerate(columns):
         reason = None if reasons is None else reasons[i]
         if num_committed != (num_accepted + 1 if last else 0) or num_accepted > num_draft or num_accepted < 0:
             _check_cut(work, i, num_accepted, num_committed, reason)

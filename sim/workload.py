@@ -303,7 +303,7 @@ class EmpiricalLength:
     def values(self, rng: np.random.Generator) -> Iterator[int]:
         """See `Lengths`."""
         pool: Sequence[int] = self.tokens
-        return (pool[i] for i in map(int, _endless(lambda size: rng.integers(len(pool), size=size))))
+        return map(pool.__getitem__, map(int, _endless(lambda size: rng.integers(len(pool), size=size))))
 
 
 @dataclass(frozen=True, slots=True)

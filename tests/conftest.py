@@ -15,3 +15,10 @@ settings.register_profile("ci", derandomize=True, deadline=None, max_examples=15
 settings.register_profile("deep", deadline=None, max_examples=5000, suppress_health_check=_QUIET)
 settings.register_profile("noshrink", settings.get_profile("ci"), phases=[Phase.explicit, Phase.generate])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_report_header() -> str:
+    """Which build is tested."""
+    import minedraft
+
+    return f"minedraft {minedraft.__version__}{minedraft.BUILD.label or ' (plain Python)'}"

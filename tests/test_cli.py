@@ -529,7 +529,7 @@ def test_models_write_the_same_text_in_all_modes(cli: Any, tmp_path: Path, monke
 
 
 def test_version_and_help(cli: Any) -> None:
-    assert cli("--version").out == f"minedraft {minedraft.__version__}\n"
+    assert cli("--version").out == f"minedraft {minedraft.__version__}{minedraft.BUILD.label}\n"
     for arguments in ((), ("--help",)):
         ran = cli(*arguments)
         assert ran.code == 0

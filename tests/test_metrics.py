@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minedraft.metrics
+from minedraft.codec import Asked
 from minedraft.journal import JournalHeader, JournalWriter, read_journal
 from minedraft.metrics import MetricsCollector, metrics_from_journal
 from minedraft.request import FinishReason, Request, RequestOutput
@@ -73,6 +74,8 @@ def tell(records, **options):
     for now_s, item in records:
         if isinstance(item, VerifyWork | DraftWork):
             collector.on_submit(now_s, item)
+        elif isinstance(item, Asked):
+            collector.on_asked(now_s)
         else:
             collector.on_event(now_s, item)
     return collector

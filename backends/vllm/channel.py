@@ -173,7 +173,7 @@ class DrafterChannel:
         engine = self._engine
         num_blocks = engine["num_gpu_blocks_override"] - 1
         limits = engine["block_size"], engine["max_model_len"], engine["max_num_batched_tokens"]
-        return Hello(PROTOCOL_VERSION, num_blocks, num_blocks, *limits)
+        return Hello(PROTOCOL_VERSION, num_blocks, num_blocks, *limits, vocab_size=0)
 
     def _misfit(self, hello: Hello) -> str:
         """Why a drafter that says this can't be used, if so."""

@@ -47,6 +47,7 @@ SCHEDULER_ATTRIBUTES: Final = (
     "kv_holding_waiting",
     "lora_config",
     "max_model_len",
+    "max_num_active_reqs",
     "max_num_running_reqs",
     "max_num_scheduled_tokens",
     "num_spec_tokens",
@@ -56,6 +57,7 @@ SCHEDULER_ATTRIBUTES: Final = (
     "requests",
     "running",
     "structured_output_manager",
+    "use_v2_model_runner",
     "waiting",
 )
 """What a vLLM scheduler must have once it is made; for the contract test."""
@@ -112,6 +114,14 @@ def _refusals(config: Any, kv_cache_config: Any) -> list[tuple[bool, str]]:
         (config.max_concurrent_batches != 1, "it keeps several batches in flight; use pipeline_parallel_size 1"),
         (config.parallel_config.data_parallel_size > 1, "data_parallel_size is over 1; run one engine per replica"),
         (not schedule.enable_chunked_prefill, "enable_chunked_prefill is off, but the core plans prompt chunks"),
+        (
+            schedule.long_prefill_token_threshold > 0,
+            "long_prefill_token_threshold is set, but the core plans prompt chunks; remove it",
+        ),
+        (
+            getattr(config.speculative_config, "num_speculative_tokens_per_batch_size", None) is not None,
+            "num_speculative_tokens_per_batch_size is set; use the draft_length policy by-batch-size",
+        ),
         (config.kv_transfer_config is not None, "it has a KV connector; remove kv_transfer_config"),
         (config.ec_transfer_config is not None, "it has an encoder-cache connector; remove ec_transfer_config"),
         (
@@ -144,10 +154,24 @@ def prepare(scheduler: Any, waiting_room: Any) -> None:
     """Hand admission to the core, and switch off what would change its plan behind its back."""
     assert not len(scheduler.waiting), "requests came before the scheduler was ready"
     scheduler.waiting = waiting_room
-    scheduler.max_num_active_reqs = scheduler.max_num_running_reqs
-    scheduler.kv_cache_manager.watermark_blocks = 0  # the core keeps a watermark of its own
+    scheduler.kv_cache_manager.watermark_blocks = 0  # the core keeps it
     # With a lookup table, a request that joins with one token left isn't padded with placeholder drafts.
     scheduler.dynamic_sd_lookup = [scheduler.num_spec_tokens] * (scheduler.max_num_running_reqs + 1)
+
+
+def max_num_active(scheduler: Any) -> int:
+    """Most requests that may run at once."""
+    return min(int(scheduler.max_num_running_reqs), int(scheduler.max_num_active_reqs))
+
+
+def watermark(scheduler: Any) -> float:
+    """Share of the blocks that admission shall leave free."""
+    return float(scheduler.scheduler_config.watermark)
+
+
+def vocab_size(config: Any) -> int:
+    """Token ids that a model knows, by its engine's configuration."""
+    return int(config.model_config.get_vocab_size())
 
 
 def num_usable_blocks(scheduler: Any) -> int:
@@ -174,10 +198,18 @@ def finish_reason(request: Any) -> FinishReason | None:
 
 
 def max_draft_tokens(request: Any) -> int | None:
-    """The request's own bound on k: `max_draft_tokens` in `extra_args` (`vllm_xargs` over HTTP)."""
+    """The request's own bound on k: `max_draft_tokens` in `extra_args` (`vllm_xargs` over HTTP).
+
+    Raises:
+        VllmWorldError: it isn't a whole number; vLLM's front end lets any value through.
+    """
     extra = (request.sampling_params.extra_args or {}) if request.sampling_params is not None else {}
     value = extra.get("max_draft_tokens")
-    return None if value is None else max(0, int(value))
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1 or value < 0:
+        raise VllmWorldError(f"max_draft_tokens is {value!r}, must be a whole number >= 0")
+    return int(min(value, 1 << 30))
 
 
 def adapter(request: Any) -> int:
@@ -275,6 +307,7 @@ def trim(scheduler: Any, request: Any) -> bool:
 
 def resend_blocks(scheduler: Any, output: Any, request_ids: Iterable[str]) -> None:
     """Make the workers replace these scheduled requests' block tables, as after a preemption, instead of appending."""
+    assert not scheduler.use_v2_model_runner, "that model runner appends to a resumed request's block table"
     cached = output.scheduled_cached_reqs
     index = {request_id: i for i, request_id in enumerate(cached.req_ids)}
     for request_id in request_ids:

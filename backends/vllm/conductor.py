@@ -44,6 +44,9 @@ from minedraft.work import (
 
 logger = logging.getLogger(__name__)
 
+_MAX_DISPLACED = 50
+"""Times that vLLM may treat a request otherwise than planned without a token in between: more is a livelock."""
+
 
 class Conductor:
     """The core's side of a vLLM scheduler.
@@ -70,6 +73,8 @@ class Conductor:
         self._inbox: deque[Event] = deque()
         self._blocked: dict[RequestId, Any] = {}  # requests whose grammar is being compiled
         self._with_grammar: dict[RequestId, None] = {}
+        self._streams: dict[RequestId, None] = {}  # refused streaming inputs, whose pieces are still to come
+        self._displaced: dict[RequestId, tuple[int, int]] = {}  # tokens then, and how often since without another
         self._gate = AdapterGate(compat.max_adapters(scheduler))
         self._incarnations: dict[RequestId, int] = {}
         self._drafting: DraftWork | None = None
@@ -80,12 +85,15 @@ class Conductor:
         self._resend: dict[RequestId, None] = {}
         self._channel: DrafterChannel | None = None
         self._hello: Hello | None = None
+        self._vocab_size: int | None = None  # the target's, where the drafter may know more
         policies = load_policies(settings.policy_specs)
         self._with_probs = not getattr(policies.selection, "keeps_all", False)
         if settings.drafter is not None:
             engine = drafter_engine(scheduler, settings.drafter)
             self._channel = DrafterChannel(settings.drafter, engine, self._with_probs)
             self._hello = self._channel.wait_ready()
+            known = compat.vocab_size(scheduler.vllm_config)
+            self._vocab_size = None if 0 < self._hello.vocab_size <= known else known
         try:
             compat.prepare(scheduler, self._room)
             self._start_core(settings, policies)
@@ -152,13 +160,27 @@ class Conductor:
 
     def arrived(self, request: Any) -> None:
         """VLLM has a new request."""
-        if request.resumable:
-            logger.error("request %s: streaming input is not supported with minedraft", request.request_id)
+        if (reason := self._unservable(request)) is not None:
+            logger.error("request %s: %s", request.request_id, reason)
             compat.fail(self._scheduler, request.request_id)
             return
         self._blocked[request.request_id] = request
         if request.structured_output_request is not None:
             self._with_grammar[request.request_id] = None
+
+    def _unservable(self, request: Any) -> str | None:
+        """Why a request can't be served, if so."""
+        request_id = request.request_id
+        if request.resumable or request_id in self._streams:  # the last piece of a stream doesn't look like one
+            self._streams[request_id] = None
+            if not request.resumable:
+                del self._streams[request_id]
+            return "streaming input is not supported with minedraft"
+        try:
+            compat.max_draft_tokens(request)
+        except VllmWorldError as error:
+            return str(error)
+        return None
 
     def aborted(self, request_id: RequestId) -> None:
         """VLLM has ended a request that the core may know."""
@@ -233,7 +255,7 @@ class Conductor:
             if not output.num_scheduled_tokens:
                 return
             step = self._step = unplanned()
-        check(step, output.num_scheduled_tokens, self._incarnations)
+        check(self._scheduler, step, output.num_scheduled_tokens, self._incarnations)
         step.started_s = self._loop.now()
         self.counters.started(self.core.state.mode)
 
@@ -256,7 +278,8 @@ class Conductor:
         if step is not None:
             self._finish(step, outputs)
         self._take_in()
-        if self._planned is None:
+        # Without a drafter to send off, the next step is planned when it starts, with whoever has arrived by then.
+        if self._planned is None and self.core.state.speculating and not compat.is_paused(self._scheduler):
             self._ask()
 
     def _finish(self, step: Step, outputs: dict[int, Any]) -> None:
@@ -291,6 +314,7 @@ class Conductor:
         self._incarnations.pop(request_id, None)
         self._resend.pop(request_id, None)
         self._with_grammar.pop(request_id, None)
+        self._displaced.pop(request_id, None)
 
     def _displace(self, request_id: RequestId, why: str) -> None:
         """Make vLLM and the core agree on a request again: it waits once more, with the text that it has."""
@@ -304,6 +328,12 @@ class Conductor:
         if compat.is_running(request):
             compat.preempt(self._scheduler, request)
         self._tell(RequestDisplaced(request_id, request.num_tokens))
+        before, count = self._displaced.get(request_id, (-1, 0))
+        count = count + 1 if before == request.num_tokens else 1
+        self._displaced[request_id] = (request.num_tokens, count)
+        if count >= _MAX_DISPLACED:
+            logger.error("request %s was displaced %d times without a new token; it is given up", request_id, count)
+            compat.fail(self._scheduler, request_id)
 
     # --- Events and works.
 
@@ -373,7 +403,8 @@ class Conductor:
         else:
             work, self._drafting = self._drafting, None
             assert work is not None, news.work_id
-            result = hand_over(self._scheduler, self._incarnations, work, news, bool(self._with_grammar))
+            with_grammar = bool(self._with_grammar)
+            result = hand_over(self._scheduler, self._incarnations, work, news, with_grammar, self._vocab_size)
             origin_s = self._loop.origin_s
             self.counters.drafted(news.started_s - origin_s, news.ended_s - origin_s)
             self._tell(WorkDone(work.work_id, result, news.started_s - origin_s, news.ended_s - origin_s))

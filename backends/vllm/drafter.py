@@ -74,9 +74,12 @@ class DraftEngine:
     """
 
     def __init__(self, core: Any) -> None:
+        from minedraft.backends.vllm import compat
+
         self._core = core
         self._sessions: dict[Key, Session] = {}  # least recently used first
         self._num_requests = 0
+        self._vocab_size = compat.vocab_size(core.vllm_config)
 
     def warm_up(self, with_probs: bool) -> None:
         """Draft once: what vLLM compiles at its first use (probabilities, for one) must not make a real job late."""
@@ -129,10 +132,11 @@ class DraftEngine:
             raise OutOfStepError(
                 f"session {key} has {len(session.tokens)} tokens, the job builds on {entry.num_computed}"
             )
-        session.tokens[entry.num_computed :] = entry.token_ids
+        session.tokens[entry.num_computed :] = self._known(entry.token_ids)
         if not entry.num_computed:
             self._drop_kv([session])  # nothing to keep: vLLM rewinds a session to its first token at most
-        if session.request_id:
+        goes_on = bool(session.request_id)
+        if goes_on:
             self._core.scheduler.keep[session.request_id] = entry.num_computed
         else:
             self._num_requests += 1
@@ -151,10 +155,17 @@ class DraftEngine:
                 params,
                 None,
                 resumable=True,
-                block_hasher=self._core.request_block_hasher,
+                # A session that goes on hashes its own tokens; here it would be its whole context in every round.
+                block_hasher=None if goes_on else self._core.request_block_hasher,
             )
         )
         return session
+
+    def _known(self, token_ids: list[int]) -> list[int]:
+        """The tokens, those that only the target knows (added ones) replaced: drafts may be wrong, but not fail."""
+        if max(token_ids, default=0) < self._vocab_size:
+            return token_ids
+        return [token if token < self._vocab_size else 0 for token in token_ids]
 
     def _free(self, keys: list[Key]) -> None:
         sessions = [self._sessions.pop(key) for key in keys if key in self._sessions]
@@ -268,6 +279,7 @@ def _hello(core: Any) -> Hello:
         core.scheduler.block_size,
         core.scheduler.max_model_len,
         core.scheduler.max_num_scheduled_tokens,
+        compat.vocab_size(core.vllm_config),
     )
 
 

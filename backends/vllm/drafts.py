@@ -30,7 +30,12 @@ def make_job(scheduler: Any, work: DraftWork, with_probs: bool) -> DraftJob:
 
 
 def hand_over(
-    scheduler: Any, incarnations: Mapping[RequestId, int], work: DraftWork, reply: Drafted, with_grammar: bool
+    scheduler: Any,
+    incarnations: Mapping[RequestId, int],
+    work: DraftWork,
+    reply: Drafted,
+    with_grammar: bool,
+    vocab_size: int | None = None,
 ) -> DraftResult:
     """Give the drafts to vLLM's requests; returns how much was drafted, for the core.
 
@@ -41,7 +46,10 @@ def hand_over(
         reply: what came.
         with_grammar: whether some request has a grammar. What that forbids is cut, as vLLM cuts its own drafts: the
             core learns the shorter length.
+        vocab_size: token ids that the target knows, if the drafter knows more. A draft ends before the first of these.
     """
+    if vocab_size is not None:
+        reply = reply._replace(token_ids=[_known(token_ids, vocab_size) for token_ids in reply.token_ids])
     drafted = tuple(map(len, reply.token_ids))
     requests = list(map(scheduler.requests.get, work.request_ids))
     is_usual = drafted == work.num_draft and tuple(map(incarnations.get, work.request_ids)) == work.incarnations
@@ -70,3 +78,10 @@ def _hand_over_each(
             request.spec_token_ids = kept
         drafted.append(len(kept))
     return tuple(drafted)
+
+
+def _known(token_ids: list[int], vocab_size: int) -> list[int]:
+    for i, token in enumerate(token_ids):
+        if token >= vocab_size:
+            return token_ids[:i]
+    return token_ids

@@ -87,7 +87,7 @@ class KVView:
         """See `PoolAnswers`."""
         self._growing[owner] = None
         num_tokens, num_blocks = self._look_up(owner)
-        if num_tokens:
+        if num_tokens or any(other == owner for other, _, _ in self._hits):  # a later answer must not be the first's
             self._hits.append((owner, num_tokens, num_blocks))
         return num_tokens, num_blocks
 
@@ -104,7 +104,7 @@ class KVView:
         else:
             num_freed = self._num_own_blocks(owner) + held - compat.held_blocks(self._scheduler, owner)
             self._leaving[owner] = None
-        if num_freed != held:
+        if num_freed != held or any(other == owner for other, _ in self._freed):
             self._freed.append((owner, num_freed))
         return num_freed
 

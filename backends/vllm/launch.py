@@ -25,7 +25,7 @@ from minedraft.backends.vllm.memory_fit import (
     read_model_size,
 )
 from minedraft.backends.vllm.placement import OMP_BIND, Placement, place
-from minedraft.backends.vllm.settings import KEY, Settings, parse_settings
+from minedraft.backends.vllm.settings import FIXED_ENGINE_ARGS, KEY, Settings, parse_settings
 from minedraft.config_tree import merged
 from minedraft.policy import Mode, load_policies
 
@@ -47,7 +47,7 @@ _SINGLE: Final = {
     "pipeline_parallel_size": "use --tensor-parallel-size",
     "data_parallel_size": "run one server for each replica",
 }
-_FIXED_DRAFT_ARGS: Final = ("model", "scheduler_cls", "async_scheduling", "speculative_config")
+_FIXED_DRAFT_ARGS: Final = ("model", *FIXED_ENGINE_ARGS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

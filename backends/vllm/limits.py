@@ -25,7 +25,7 @@ def scheduler_config(scheduler: Any, settings: Settings, hello: Hello | None) ->
         VllmWorldError: target and drafter differ where they must not.
         ValueError: the limits don't fit together.
     """
-    max_num_seqs = scheduler.max_num_running_reqs
+    max_num_seqs = compat.max_num_active(scheduler)
     num_active = settings.num_batches if settings.mode == Mode.PSD else 1
     if hello is not None and hello.block_size != scheduler.block_size:
         raise VllmWorldError(
@@ -34,7 +34,7 @@ def scheduler_config(scheduler: Any, settings: Settings, hello: Hello | None) ->
         )
     return SchedulerConfig(
         num_batches=settings.num_batches,
-        max_batch_size=settings.max_batch_size or -(-max_num_seqs // num_active),
+        max_batch_size=-(-max_num_seqs // num_active) if settings.max_batch_size is None else settings.max_batch_size,
         max_num_seqs=max_num_seqs,
         num_speculative_tokens=scheduler.num_spec_tokens,
         max_num_batched_tokens=scheduler.max_num_scheduled_tokens,
@@ -45,6 +45,7 @@ def scheduler_config(scheduler: Any, settings: Settings, hello: Hello | None) ->
         block_size=scheduler.block_size,
         num_target_blocks=compat.num_usable_blocks(scheduler),
         num_draft_blocks=0 if hello is None else hello.num_blocks,
+        kv_watermark=compat.watermark(scheduler),
     )
 
 

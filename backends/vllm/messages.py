@@ -18,7 +18,7 @@ import msgspec
 
 from minedraft.backends.vllm.errors import VllmWorldError
 
-PROTOCOL_VERSION: Final = 3
+PROTOCOL_VERSION: Final = 4
 _LENGTH: Final = struct.Struct("<I")
 _MAX_FRAME: Final = 1 << 28  # a length beyond this is garbage, not a message
 
@@ -33,6 +33,7 @@ class Hello(NamedTuple):
         block_size: tokens per block.
         max_model_len: its context.
         max_num_batched_tokens: tokens that it computes in one step.
+        vocab_size: token ids that its model knows.
     """
 
     version: int
@@ -41,6 +42,7 @@ class Hello(NamedTuple):
     block_size: int
     max_model_len: int
     max_num_batched_tokens: int
+    vocab_size: int
 
 
 class DraftEntry(NamedTuple):

@@ -16,6 +16,9 @@ from minedraft.policy import Mode
 
 KEY: Final = "minedraft"
 
+FIXED_ENGINE_ARGS: Final = ("scheduler_cls", "async_scheduling", "speculative_config", "pipeline_parallel_size")
+"""Engine arguments of the drafter that are not the user's to choose."""
+
 T = TypeVar("T")
 
 
@@ -59,9 +62,17 @@ class DrafterSettings:
     def __post_init__(self) -> None:
         if not isinstance(self.engine, Mapping) or "model" not in self.engine:
             raise VllmWorldError(f"{KEY}.drafter.engine lacks 'model': give it the draft model's folder or name")
+        for name in FIXED_ENGINE_ARGS:
+            if name in self.engine:
+                raise VllmWorldError(f"{KEY}.drafter.engine.{name} can't be given: minedraft sets it; remove it")
         for name in ("start_timeout_s", "deadline_s", "hang_timeout_s"):
             if not getattr(self, name) > 0:
                 raise VllmWorldError(f"{KEY}.drafter.{name} is {getattr(self, name)!r}, must be > 0")
+        for name in ("max_restarts", "restart_backoff_s", "max_restart_backoff_s", "healthy_s"):
+            if not getattr(self, name) >= 0:
+                raise VllmWorldError(f"{KEY}.drafter.{name} is {getattr(self, name)!r}, must be >= 0")
+        if not all(type(core) is int and core >= 0 for core in self.cpus):
+            raise VllmWorldError(f"{KEY}.drafter.cpus is {list(self.cpus)}, must be a list of core numbers, as [2, 3]")
         if not self.require_drafter and "num_gpu_blocks_override" not in self.engine:
             raise VllmWorldError(
                 f"{KEY}.drafter.require_drafter is off, which needs {KEY}.drafter.engine.num_gpu_blocks_override: "
@@ -100,6 +111,8 @@ class Settings:
             raise VllmWorldError(f"{KEY}.mode is {self.mode!r}; use one of {', '.join(Mode)}")
         if self.mode != Mode.AR and self.drafter is None:
             raise VllmWorldError(f"{KEY}.mode is {self.mode!r}, which needs {KEY}.drafter; or set mode to 'ar'")
+        if not self.max_wait_s > 0:
+            raise VllmWorldError(f"{KEY}.max_wait_s is {self.max_wait_s!r}, must be > 0")
         if self.mode == Mode.PSD and self.num_batches < 2:
             raise VllmWorldError(f"{KEY}.num_batches is {self.num_batches}; psd needs at least 2, or use mode 'sd'")
 

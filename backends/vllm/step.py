@@ -147,10 +147,11 @@ def _arrange_prompt(scheduler: Any, room: WaitingRoom, incarnations: dict[Reques
     step.expected[request_id] = mark - start
 
 
-def check(step: Step, num_scheduled: dict[RequestId, int], incarnations: dict[RequestId, int]) -> None:
+def check(scheduler: Any, step: Step, num_scheduled: dict[RequestId, int], incarnations: dict[RequestId, int]) -> None:
     """Compare what vLLM scheduled with the plan; differences become strays.
 
     Args:
+        scheduler: vLLM's.
         step: what was planned.
         num_scheduled: tokens by request, as vLLM has it.
         incarnations: of the requests that vLLM runs; written here.
@@ -159,12 +160,14 @@ def check(step: Step, num_scheduled: dict[RequestId, int], incarnations: dict[Re
         return
     is_last = dict(zip(step.work.request_ids, step.work.is_last, strict=True))
     running = {request.request_id for request in step.running}
-    marks = {request.request_id: request.num_computed_tokens for request in step.requests if request is not None}
+    requests = {request.request_id: request for request in step.requests if request is not None}
     for request_id, count in tuple(step.expected.items()):
         if num_scheduled.get(request_id, 0) != count:
-            if request_id in num_scheduled and marks[request_id] == step.marks.get(request_id):
+            request, mark = requests[request_id], step.marks.get(request_id, 0)
+            if request_id in num_scheduled and request.num_computed_tokens == mark:
                 continue  # others took cached blocks that it had found: it computes those tokens as well
-            if request_id not in num_scheduled and request_id not in running and not is_last[request_id]:
+            waits = request_id not in num_scheduled and request_id not in running and not is_last[request_id]
+            if waits and compat.prefix_hit(scheduler, request)[0] >= mark:
                 del step.expected[request_id], incarnations[request_id]
                 continue  # others of this step compute all of its chunk, so vLLM found that: it sits out
             step.strays[request_id] = f"{num_scheduled.get(request_id, 0)} tokens scheduled, {count} planned"

@@ -1,12 +1,19 @@
 """Cost of `schedule` + `update` per scheduled request, and as a ratio to a plain loop over slotted objects.
 
-Run: python tests/benchmarks/bench_core.py
+Run: python tests/benchmarks/bench_core.py [--compiled]
+
+With --compiled every figure is taken of both builds in turn (see `minedraft compile`).
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from minedraft import Request, Scheduler, SchedulerConfig, load_policies
 from minedraft.work import DraftResult, DraftWork, RequestArrived, VerifyResult, WorkDone
@@ -84,12 +91,45 @@ def best(function: Callable[[], float]) -> float:
     return min(function() for _ in range(5))
 
 
+MODES = ("ar", "sd", "psd")
+
+
+def one_process() -> dict[str, float]:
+    """Seconds per object of the plain loop and per request of every mode, the best of a few each."""
+    costs = {"loop": best(plain_loop)}
+    for mode in MODES:
+        costs[mode] = best(lambda mode=mode: run(mode)[0])
+    return costs
+
+
 def main() -> None:
-    loop = best(plain_loop)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--compiled", action="store_true", help="measure a compiled build as well")
+    parser.add_argument("--best-of", type=int, default=3, help="processes per build, in turn")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(one_process()))
+        return
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from compiled_copy import builds
+
+    costs: dict[str, dict[str, float]] = {}
+    with builds(options.compiled) as environments:
+        for build in list(environments) * options.best_of:
+            command = [sys.executable, __file__, "--one"]
+            done = subprocess.run(command, env=environments[build], capture_output=True, text=True, check=True)
+            got = json.loads(done.stdout)
+            costs[build] = {name: min(cost, costs.get(build, got)[name]) for name, cost in got.items()}
+    loop = min(got["loop"] for got in costs.values())
     print(f"plain loop, 4 attributes of {NUM_RUNNING} slotted objects: {loop * 1e6:.3f} us per object")
-    for mode in ("ar", "sd", "psd"):
-        cost = best(lambda mode=mode: run(mode)[0])
-        print(f"{mode:>4}: {cost * 1e6:.3f} us per scheduled request, {cost / loop:.1f} x the plain loop")
+    for mode in MODES:
+        for build, got in costs.items():
+            gain = "" if build == "plain" else f", {costs['plain'][mode] / got[mode]:.1f} x as fast as plain"
+            print(
+                f"{mode:>4} {build:>8}: {got[mode] * 1e6:.3f} us per scheduled request, "
+                f"{got[mode] / loop:.1f} x the plain loop{gain}"
+            )
 
 
 if __name__ == "__main__":

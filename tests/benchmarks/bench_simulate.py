@@ -1,9 +1,11 @@
 """Speed and memory of simulated serving: 512 prompt + 20 output tokens, Poisson 20 req/s, metrics on.
 
-Run: python tests/benchmarks/bench_simulate.py [--requests 10000 100000] [--mode ar psd]
+Run: python tests/benchmarks/bench_simulate.py [--requests 10000 100000] [--mode ar psd] [--compiled]
 
 Every case runs in a process of its own, so that its peak memory is its own. The number of steps per request, which is
-what a step-by-step simulator pays for, follows from the step time: three targets are shown.
+what a step-by-step simulator pays for, follows from the step time: three targets are shown. With --compiled every
+figure is taken of both builds in turn (see `minedraft compile`). Drafts are accepted at a rate that each request draws
+for itself (Beta, mean 0.7), k = 4.
 """
 
 from __future__ import annotations
@@ -14,11 +16,12 @@ import resource
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from minedraft import Engine, Scheduler, SchedulerConfig, load_policies
 from minedraft.journal import Recorder
 from minedraft.metrics import MetricsCollector
-from minedraft.sim.acceptance import ConstantRate
+from minedraft.sim.acceptance import BetaRate
 from minedraft.sim.backend import SimBackend
 from minedraft.sim.cost import LinearCost
 from minedraft.sim.workload import FixedLength, Poisson, SyntheticWorkload
@@ -65,7 +68,7 @@ def run(case: str, mode: str, count: int) -> dict[str, float]:
     workload = SyntheticWorkload(Poisson(20.0), FixedLength(512), FixedLength(20), num_requests=count)
     start = time.perf_counter()
     cpu = time.process_time()
-    backend = SimBackend(workload, COSTS[case], ConstantRate(0.7))
+    backend = SimBackend(workload, COSTS[case], BetaRate(0.7, 4.0))
     metrics = MetricsCollector()
     scheduler = Scheduler(config, load_policies({"mode": f"fixed,mode={mode}"}))
     done = sum(1 for _ in Engine(scheduler, Recorder(backend, metrics)).outputs())
@@ -79,31 +82,51 @@ def run(case: str, mode: str, count: int) -> dict[str, float]:
     }
 
 
+def measure(environment: dict[str, str], case: str, mode: str, count: int) -> dict[str, float]:
+    """One run in a process of its own."""
+    command = [sys.executable, __file__, "--one", case, mode, str(count)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    got: dict[str, float] = json.loads(done.stdout)
+    return got
+
+
+def report(case: str, mode: str, count: int, best: dict[str, dict[str, float]]) -> None:
+    """A line per build."""
+    for build, got in best.items():
+        gain = "" if build == "plain" else f", {best['plain']['cpu_s'] / got['cpu_s']:.1f} x plain per CPU second"
+        print(
+            f"{case:>12} {mode:>4} {build:>8} {count:>7} requests: {count / got['wall_s']:>8,.0f} per wall second "
+            f"({count / got['cpu_s']:,.0f} per CPU second), {got['rss_mb']:.0f} MB peak, "
+            f"{got['steps'] / count:.2f} steps per request{gain}",
+            flush=True,
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--requests", type=int, nargs="*", default=[10_000, 100_000])
     parser.add_argument("--mode", nargs="*", default=["ar", "psd"])
     parser.add_argument("--best-of", type=int, default=3)
-    parser.add_argument("--one", nargs=3)
+    parser.add_argument("--compiled", action="store_true", help="measure a compiled build as well")
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         case, mode, count = options.one
         print(json.dumps(run(case, mode, int(count))))
         return
-    for case in COSTS:
-        for mode in options.mode:
-            for count in options.requests:
-                command = [sys.executable, __file__, "--one", case, mode, str(count)]
-                # The best of a few: what else runs on the machine only ever adds.
-                runs = [
-                    subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(options.best_of)
-                ]
-                got = min((json.loads(done.stdout) for done in runs), key=lambda run: run["wall_s"])
-                print(
-                    f"{case:>12} {mode:>4} {count:>7} requests: {count / got['wall_s']:>8,.0f} per wall second "
-                    f"({count / got['cpu_s']:,.0f} per CPU second), {got['rss_mb']:.0f} MB peak, "
-                    f"{got['steps'] / count:.2f} steps per request"
-                )
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from compiled_copy import builds
+
+    with builds(options.compiled) as environments:
+        for case in COSTS:
+            for mode in options.mode:
+                for count in options.requests:
+                    runs: dict[str, list[dict[str, float]]] = {build: [] for build in environments}
+                    # The best of a few, the builds in turn: what else runs on the machine only ever adds.
+                    for build in list(environments) * options.best_of:
+                        runs[build].append(measure(environments[build], case, mode, count))
+                    fastest = {build: min(got, key=lambda run: run["wall_s"]) for build, got in runs.items()}
+                    report(case, mode, count, fastest)
 
 
 if __name__ == "__main__":

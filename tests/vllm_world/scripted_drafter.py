@@ -44,7 +44,7 @@ class Drafter:
         self.connection.sendall(pack(message))
 
     def hello(self, num_lost: int = 0, num_blocks: int = 9) -> None:
-        self.send(Hello(PROTOCOL_VERSION, num_blocks, num_blocks - num_lost, 32, 256, 64))
+        self.send(Hello(PROTOCOL_VERSION, num_blocks, num_blocks - num_lost, 32, 256, 64, 128))
 
     def run(self) -> None:
         if self.script == "no start":

@@ -20,7 +20,7 @@ def test_messages_survive_the_socket() -> None:
     from minedraft.backends.vllm import messages as m
 
     sent = [
-        m.Hello(2, 100, 99, 32, 4096, 512),
+        m.Hello(2, 100, 99, 32, 4096, 512, 128),
         m.DraftJob.of(3, [("gone", 2)], [m.DraftEntry("r", 5, 7, [1, 2], 4)], True),
         m.Reset(),
         m.Ping(),

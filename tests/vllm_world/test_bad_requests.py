@@ -1,4 +1,4 @@
-"""Requests, options and draft models that do not fit: refused one by one, or served without drafts; others are not hurt."""
+"""Requests, options and draft models that do not fit: refused, or served without drafts; others are not hurt."""
 
 from __future__ import annotations
 

@@ -28,6 +28,7 @@ Law of this file: nothing but the core and pydantic is imported until a part of 
 
 from __future__ import annotations
 
+import dataclasses
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -152,7 +153,9 @@ class RunConfig(Table):
     def build_faults(self) -> Any:
         """The `minedraft.sim.faults.Faults`."""
         with building("faults"):
-            return self.faults.build(self.seed)
+            faults = self.faults.build(self.seed)
+        # Without a drafter none can be lost: a setting that several modes share must not end the one that has none.
+        return dataclasses.replace(faults, outages=()) if self.mode == "ar" else faults
 
     def build_world(self) -> Any:
         """A fresh `minedraft.sim.backend.SimBackend`.

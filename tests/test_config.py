@@ -397,3 +397,11 @@ def test_gpus_set_the_pools_and_the_devices() -> None:
 def test_speculation_needs_the_price_of_a_drafter() -> None:
     assert fault(ROOFLINE) == 'run.toml: cost.draft: is missing; add [cost.draft], or set mode = "ar"'
     parse_config({**ROOFLINE, "mode": "ar"})
+
+
+def test_outages_of_a_drafter_that_is_not_there() -> None:
+    """One file serves all modes: in ar nobody can be lost."""
+    tree = {"faults": {"outages": [{"at_s": 0.5, "duration_s": 1.0}], "verify_failure_rate": 0.1}}
+    assert len(parse_config({**tree, "mode": "sd"}).build_faults().outages) == 1
+    faults = parse_config({**tree, "mode": "ar"}).build_faults()
+    assert (faults.outages, faults.verify_failure_rate) == ((), 0.1)

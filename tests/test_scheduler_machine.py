@@ -118,7 +118,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.now_s = 0.0
         self.num_ids = 0
         self.num_displaced = 0
-        self.waits: dict[int, int] = {}
+        self.waits: dict[tuple[int, int], int] = {}
         self.ended: dict[str, RequestOutput] = {}
         self.everybody: dict[str, Request] = {}
         self.in_flight: dict[type, tuple[Work, Any]] = {}
@@ -159,17 +159,19 @@ class SchedulerMachine(RuleBasedStateMachine):
     def count_waits(self, work: VerifyWork) -> None:
         """I16: who is ready for the target is served within a round of the others.
 
-        Counted per stay of a request: a batch whose members all left, and others came, waits anew.
+        Counted per stay of a request in a batch: one that is moved may wait a round more, and a batch whose members
+        all left, and others came, waits anew.
         """
         batches = self.scheduler.state.batches.batches
-        waits: dict[int, int] = {}
+        waits: dict[tuple[int, int], int] = {}
         for batch in batches:
             ready = batch.phase is BatchPhase.DRAFTED or (
                 batch.phase is BatchPhase.IDLE and not wants_draft(self.scheduler.state, batch)
             )
             for seq in batch.members.values() if ready else ():
-                waits[seq.incarnation] = self.waits.get(seq.incarnation, 0) + 1
-                assert waits[seq.incarnation] <= len(batches), f"{seq.request_id} in batch {batch.index} starves"
+                key = (seq.incarnation, batch.index)
+                waits[key] = self.waits.get(key, 0) + 1
+                assert waits[key] <= len(batches), f"{seq.request_id} in batch {batch.index} starves"
         self.waits = waits
 
     def check_output(self, output: RequestOutput) -> None:

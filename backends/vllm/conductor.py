@@ -171,10 +171,12 @@ class Conductor:
     def _unservable(self, request: Any) -> str | None:
         """Why a request can't be served, if so."""
         request_id = request.request_id
-        if request.resumable or request_id in self._streams:  # the last piece of a stream doesn't look like one
+        is_last_piece = request_id in self._streams  # of a stream, of which it doesn't look like one
+        if request.resumable:
             self._streams[request_id] = None
-            if not request.resumable:
-                del self._streams[request_id]
+        elif is_last_piece:
+            del self._streams[request_id]
+        if request.resumable or is_last_piece:
             return "streaming input is not supported with minedraft"
         try:
             compat.max_draft_tokens(request)

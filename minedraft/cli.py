@@ -170,7 +170,7 @@ def _assignment(text: str) -> Override:
 def _workload(text: str) -> Override:
     from difflib import get_close_matches
 
-    from minedraft.config_tables import NAMED_WORKLOAD_KINDS
+    from minedraft.config_workload import NAMED_WORKLOAD_KINDS
 
     origin = f"--workload {text}"
     if text in NAMED_WORKLOAD_KINDS:

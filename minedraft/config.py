@@ -36,25 +36,13 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
+from minedraft.config_acceptance import Acceptance, ConstantAcceptanceTable
+from minedraft.config_base import Table, building
+from minedraft.config_cost import Cost, GpuCostTable, PaperCostTable, StepCostTable
 from minedraft.config_messages import ConfigError, FieldError, explain
-from minedraft.config_tables import (
-    Acceptance,
-    ConstantAcceptanceTable,
-    Cost,
-    DevicesTable,
-    FaultsTable,
-    GpuCostTable,
-    PaperCostTable,
-    PoliciesTable,
-    SchedulerTable,
-    SloTable,
-    StepCostTable,
-    SyntheticWorkloadTable,
-    Table,
-    Workload,
-    building,
-)
+from minedraft.config_tables import DevicesTable, FaultsTable, PoliciesTable, SchedulerTable, SloTable
 from minedraft.config_tree import Override, merged, origin_of, put
+from minedraft.config_workload import SyntheticWorkloadTable, Workload
 from minedraft.policy import DEFAULT_NAMES, Policies, load_policies, parse_spec
 from minedraft.scheduler_config import SchedulerConfig
 

@@ -19,16 +19,11 @@ from minedraft.config import (
     parse_config,
     read_tree,
 )
-from minedraft.config_tables import (
-    ConstantCostTable,
-    LinearCostTable,
-    NamedWorkloadTable,
-    PoliciesTable,
-    SchedulerTable,
-    Table,
-    guess_trace_format,
-)
+from minedraft.config_base import Table
+from minedraft.config_cost import ConstantCostTable, LinearCostTable
+from minedraft.config_tables import PoliciesTable, SchedulerTable
 from minedraft.config_tree import Override, merged, parse_assignment, parse_values, put
+from minedraft.config_workload import NamedWorkloadTable, guess_trace_format
 from minedraft.policy import SLOTS
 from minedraft.scheduler_config import SchedulerConfig
 from minedraft.sim.cost import ConstantCost, LinearCost, paper_cost

@@ -12,6 +12,7 @@ from typing import Final
 
 from minedraft.request import RequestId
 from minedraft.sequence import NO_BATCH, SequenceState, SequenceView
+from minedraft.steady import Columns
 
 
 class BatchPhase(enum.IntEnum):
@@ -45,9 +46,11 @@ class Batch:
         incoming: running sequences that join at the next IDLE moment.
         num_tokens: committed tokens of members and incoming.
         num_failures: verifications that failed in a row.
+        columns: of those members to whom nothing but text happens; see `steady.py`.
     """
 
     __slots__ = (
+        "columns",
         "incoming",
         "index",
         "members",
@@ -66,6 +69,7 @@ class Batch:
         self.incoming: dict[RequestId, SequenceState] = {}
         self.num_tokens = 0
         self.num_failures = 0
+        self.columns = Columns()
         self.view = BatchView(self, max_size)
 
     @property
@@ -156,6 +160,8 @@ class BatchManager:
     def remove(self, seq: SequenceState) -> None:
         """Take a sequence out, in any phase; a batch that is left with nothing to verify turns IDLE."""
         batch = self.batches[seq.batch]
+        if seq.columns is not None:
+            batch.columns.remove(seq)
         if batch.members.pop(seq.request_id, None) is None:
             del batch.incoming[seq.request_id]
         batch.num_tokens -= seq.num_tokens
@@ -187,6 +193,8 @@ class BatchManager:
         """Assert I2, one-in-flight per phase, and the token sums. O(running); for tests."""
         placed: dict[RequestId, int] = {}
         for batch in self.batches:
+            batch.columns.refresh()
+            batch.columns.check_integrity(batch.members)
             assert batch.size <= self.max_batch_size, f"batch {batch.index} holds {batch.size}"
             assert not (batch.phase is BatchPhase.IDLE and batch.incoming), "an IDLE batch has incoming"
             assert not (batch.phase is BatchPhase.DRAFTED and not batch.members), "an empty batch is DRAFTED"

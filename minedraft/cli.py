@@ -30,7 +30,7 @@ app = typer.Typer(
 ConfigArgument = Annotated[
     str | None, typer.Argument(metavar="[CONFIG.toml]", help="Describes the run; without it the defaults hold.")
 ]
-ModeOption = Annotated[str | None, typer.Option("--mode", help="ar, sd or psd.")]
+ModeOption = Annotated[str | None, typer.Option("--mode", help="ar, sd or psd; simulated: pearl, pearl-minedraft.")]
 PolicyOption = Annotated[
     list[str],
     typer.Option(
@@ -53,6 +53,14 @@ SetOption = Annotated[
     list[str],
     typer.Option(
         "--set", metavar="KEY=VALUE", help="Any field of the configuration, such as scheduler.max_batch_size=32."
+    ),
+]
+GoodputOption = Annotated[
+    list[str],
+    typer.Option(
+        "--goodput",
+        metavar="ttft:MS,tpot:MS,e2el:MS",
+        help="Limits that a good request keeps, as in vllm bench serve; any of the three.",
     ),
 ]
 JsonOption = Annotated[
@@ -113,6 +121,7 @@ def simulate(
     workload: WorkloadOption = None,
     num_requests: NumRequestsOption = None,
     seed: SeedOption = None,
+    goodput: GoodputOption = [],  # noqa: B006
     set_: SetOption = [],  # noqa: B006
     json: JsonOption = None,
     journal: JournalOption = None,
@@ -126,7 +135,7 @@ def simulate(
     from minedraft.commands.drive import Recordings
     from minedraft.commands.simulate import simulate_command
 
-    overrides = _overrides(mode, policy, workload, num_requests, seed, set_)
+    overrides = [*_overrides(mode, policy, workload, num_requests, seed, set_), *_limits(goodput)]
     simulate_command(config, overrides, json, Recordings(journal, trace), detailed)
 
 
@@ -193,7 +202,7 @@ def config() -> None:
 @app.command()
 def compare(
     config: ConfigArgument = None,
-    mode: Annotated[list[str], typer.Option("--mode", help="ar, sd or psd. Repeat it to compare modes.")] = [],  # noqa: B006
+    mode: Annotated[list[str], typer.Option("--mode", help="ar, sd, psd, pearl or pearl-minedraft. Repeat it.")] = [],  # noqa: B006
     policy: PolicyOption = [],  # noqa: B006
     vary: Annotated[
         list[str],
@@ -204,22 +213,83 @@ def compare(
             "Repeatable.",
         ),
     ] = [],  # noqa: B006
+    rates: Annotated[
+        str | None,
+        typer.Option(metavar="1,2,4", help="A load sweep: every variant at these arrival rates, in requests/s."),
+    ] = None,
+    over: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY=1,2,4",
+            help="A sweep over any other number, such as workload.arrivals.concurrency=8,16,32.",
+        ),
+    ] = None,
+    find_rate: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Find the highest arrival rate at which this share of the requests keeps the limits of --goodput.",
+        ),
+    ] = None,
+    goodput: GoodputOption = [],  # noqa: B006
     workload: WorkloadOption = None,
     num_requests: NumRequestsOption = None,
     seed: SeedOption = None,
+    seeds: Annotated[
+        int, typer.Option(help="Run each variant under so many seeds, from --seed on: intervals, paired comparisons.")
+    ] = 1,
+    confidence: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
+    baseline: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Compare with this variant; by default the first.")
+    ] = None,
+    metric: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME", help="A figure to show, by its name in the JSON, such as p99_ttft_ms. Repeatable."
+        ),
+    ] = [],  # noqa: B006
+    jobs: Annotated[int, typer.Option(help="Runs at a time, each on a core. The figures are the same.")] = 1,
     set_: SetOption = [],  # noqa: B006
     json: JsonOption = None,
+    csv: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write all figures with their intervals, a row each.")
+    ] = None,
+    figure: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Draw a sweep: .png, .svg or .pdf. Needs the extra `plot`."),
+    ] = None,
 ) -> None:
     """Simulate several runs side by side: same requests, same luck.
 
-    Every combination of --mode, of several --policy for one slot, and of --vary is a column, as is each [[variants]]
-    table of the file (a name, and whatever differs). Ratios are to the first column. Without any of these the modes
-    ar, sd and psd are compared.
+    Every combination of --mode, of several --policy for one slot, and of --vary is a variant, as is each [[variants]]
+    table of the file (a name, and whatever differs). Without any of these the modes ar, sd and psd are compared.
+
+    With --seeds every variant sees the same seeds, and differences are judged pair by pair (needs the extra
+    `theory`). With --rates or --over variants are compared at each value.
     """
     from minedraft.commands.compare import compare_command
+    from minedraft.commands.compare_options import CompareOptions
+    from minedraft.commands.variants import Axes
 
-    overrides = _overrides(None, [], workload, num_requests, seed, set_)
-    compare_command(config, mode, [policy_override(text) for text in policy], vary, overrides, json)
+    overrides = [*_overrides(None, [], workload, num_requests, seed, set_), *_limits(goodput)]
+    axes = Axes(mode, [policy_override(text) for text in policy], vary, over, rates)
+    options = CompareOptions(seeds, jobs, confidence, baseline, metric, find_rate, json, csv, figure)
+    compare_command(config, axes, overrides, options)
+
+
+def _limits(texts: list[str]) -> list[Override]:
+    """What `--goodput ttft:500,tpot:50` sets, in vLLM's words."""
+    found = []
+    for part in ",".join(texts).replace(" ", ",").split(",") if texts else ():
+        name, colon, value = part.partition(":")
+        try:
+            limit = float(value)
+        except ValueError:
+            limit = 0.0
+        if not colon or name not in ("ttft", "tpot", "e2el") or not 0.0 < limit < float("inf"):
+            raise CommandError(f"--goodput {part!r}: write it as ttft:500,tpot:50,e2el:10000, in milliseconds")
+        found.append(Override(f"slo.{name}_ms", limit, f"--goodput {part}"))
+    return found
 
 
 @app.command()
@@ -456,6 +526,31 @@ def validate_silicon(
     from minedraft.commands.validate import silicon_command
 
     silicon_command(cost, model, requests_per_client, json)
+
+
+reproduce_app = typer.Typer(help="Published claims, worked out and judged.", rich_markup_mode=None)
+app.add_typer(reproduce_app, name="reproduce")
+
+
+@reproduce_app.command("paper")
+def reproduce_paper(
+    only: Annotated[
+        str | None, typer.Option(metavar="CLAIM[,CLAIM...]", help="Of T1 to T12 and E1 to E18; all by default.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer requests, data sets and draft lengths.")] = False,
+    output_dir: Annotated[str, typer.Option(metavar="FOLDER", help="For tables (CSV) and figures.")] = "out/paper",
+    jobs: Annotated[int | None, typer.Option(help="Runs at a time; by default as many as there are cores.")] = None,
+    no_figures: Annotated[bool, typer.Option("--no-figures", help="Draw nothing.")] = False,
+    json: JsonOption = None,
+) -> None:
+    """The claims of the MineDraft paper (arXiv 2603.18016) against the theory and the simulator; takes minutes.
+
+    Says of each whether it is met, missed or not comparable, and whether our figure was fitted or predicted. A missed
+    claim doesn't change the exit code. Needs the extras `theory` and, for figures, `plot`.
+    """
+    from minedraft.commands.reproduce import ReproduceOptions, reproduce_command
+
+    reproduce_command(ReproduceOptions(only, quick, output_dir, jobs, not no_figures), json)
 
 
 @app.command("compile")

@@ -1,6 +1,6 @@
 """What a run is made of, as one table that can be written in TOML, and how it is read and checked.
 
-    mode = "psd"                                  # ar, sd or psd
+    mode = "psd"                                  # ar, sd or psd; pearl or pearl-minedraft (minedraft.sim.pearl)
     seed = 0
     [scheduler]                                   # the fields of SchedulerConfig
     max_batch_size = 16
@@ -18,6 +18,10 @@
     synthetic_acceptance_rates = [0.7, 0.5, 0.3]
     [devices]
     num_target_devices = 4
+    [drafting]
+    method = "draft_model"                        # eagle, eagle3, mtp, ngram
+    [link]
+    preset = "pcie4-x16"                          # left out, what travels between target and drafter takes no time
 
 Everything has a default; together the defaults are the setting of the paper's stage times (arXiv 2603.18016, Fig. 25:
 Qwen3-32B on four devices, Qwen3-1.7B on a fifth, 16 requests per step, k = 3, all requests there at once). All times
@@ -31,14 +35,16 @@ from __future__ import annotations
 import dataclasses
 import tomllib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import Field, ValidationError
 
 from minedraft.config_acceptance import Acceptance, ConstantAcceptanceTable
 from minedraft.config_base import Table, building
 from minedraft.config_cost import Cost, GpuCostTable, PaperCostTable, StepCostTable
+from minedraft.config_drafting import DraftingTable, Link, check_place, without_drafter
 from minedraft.config_messages import ConfigError, FieldError, explain
 from minedraft.config_tables import DevicesTable, FaultsTable, PoliciesTable, SchedulerTable, SloTable
 from minedraft.config_tree import Override, merged, origin_of, put
@@ -48,13 +54,15 @@ from minedraft.scheduler_config import SchedulerConfig
 
 __all__ = ["ConfigError", "RunConfig", "build_policies", "load_config", "named_variants", "parse_config", "read_tree"]
 
+PEARL_MODES: Final = ("pearl", "pearl-minedraft")
+
 # --- the run
 
 
 class RunConfig(Table):
     """A run, whole and checked. Make it with `load_config` or `parse_config`."""
 
-    mode: Literal["ar", "sd", "psd"] = "psd"
+    mode: Literal["ar", "sd", "psd", "pearl", "pearl-minedraft"] = "psd"
     seed: int = Field(default=0, ge=0)
     scheduler: SchedulerTable = SchedulerTable()
     policies: PoliciesTable = PoliciesTable()
@@ -62,25 +70,34 @@ class RunConfig(Table):
     cost: Cost = PaperCostTable()
     acceptance: Acceptance = ConstantAcceptanceTable()
     devices: DevicesTable = DevicesTable()
+    drafting: DraftingTable = DraftingTable()
+    link: Link = None
     faults: FaultsTable = FaultsTable()
     slo: SloTable | None = None
 
     @property
     def colocated(self) -> bool:
         """Whether the drafter shares the target's devices."""
+        if self.drafting.on_host:
+            return False
         return self.mode == "sd" if self.devices.colocated is None else self.devices.colocated
 
     @property
+    def core_mode(self) -> str:
+        """The mode of the core, by name: PEARL is sequential decoding in a world of its own."""
+        return "sd" if self.mode in PEARL_MODES else self.mode
+
+    @property
     def num_target_devices(self) -> int:
-        """Devices of the target's group: as given, else what the cost model prices."""
+        """Devices of all replicas' targets: as given for one, else what the cost model prices."""
         if isinstance(self.cost, GpuCostTable) and "num_target_devices" not in self.devices.model_fields_set:
-            return self.cost.num_target_devices
-        return self.devices.num_target_devices
+            return self.devices.num_replicas * self.cost.num_target_devices
+        return self.devices.num_replicas * self.devices.num_target_devices
 
     @property
     def num_draft_devices(self) -> int:
         """Devices that only the drafter uses."""
-        if self.mode == "ar" or self.colocated:
+        if self.mode == "ar" or self.colocated or self.drafting.on_host:
             return 0
         if isinstance(self.cost, GpuCostTable) and "num_draft_devices" not in self.devices.model_fields_set:
             return self.cost.num_draft_devices
@@ -102,20 +119,25 @@ class RunConfig(Table):
             values.update(self._pools_of_the_gpus(values["block_size"]))
         if self.mode == "ar":
             values["num_draft_blocks"] = 0
+        else:
+            values.update(self.drafting.limits(self.cost))
         with building("scheduler"):
             return SchedulerConfig(**values)
 
     def _pools_of_the_gpus(self, block_size: int) -> dict[str, int]:
         """Sizes of the KV pools by the GPUs' memory, where none are given."""
-        assert isinstance(self.cost, GpuCostTable)
         colocated = self.mode != "ar" and self.colocated
-        num_target, num_draft = self.cost.kv_blocks(block_size, colocated=colocated)
+        cost = without_drafter(self.cost) if self.drafting.on_host else self.cost
+        assert isinstance(cost, GpuCostTable)
+        num_target, num_draft = cost.kv_blocks(block_size, colocated=colocated)
+        if not colocated:
+            num_draft //= self.devices.num_replicas  # each replica's share of the one drafter
         sizes = {"num_target_blocks": num_target, "num_draft_blocks": num_draft}
         return {name: size for name, size in sizes.items() if name not in self.scheduler.model_fields_set}
 
     def policy_specs(self) -> dict[str, dict[str, Any]]:
         """By slot, the name of the policy and its options in one table: what a journal's header needs."""
-        defaults: dict[str, str | dict[str, Any]] = {**DEFAULT_NAMES, "mode": {"name": "fixed", "mode": self.mode}}
+        defaults: dict[str, str | dict[str, Any]] = {**DEFAULT_NAMES, "mode": {"name": "fixed", "mode": self.core_mode}}
         given = {slot: spec for slot, spec in self.policies.arguments().items() if spec is not None}
         return {slot: _spec_table(slot, spec) for slot, spec in (defaults | given).items()}
 
@@ -126,7 +148,7 @@ class RunConfig(Table):
     def build_cost(self) -> Any:
         """The `minedraft.sim.cost.CostModel`."""
         with building("cost"):
-            return self.cost.build()
+            return self.drafting.build_cost(self.cost)
 
     def build_acceptance(self) -> Any:
         """A fresh `minedraft.sim.acceptance.AcceptanceModel`."""
@@ -143,7 +165,15 @@ class RunConfig(Table):
         with building("faults"):
             faults = self.faults.build(self.seed)
         # Without a drafter none can be lost: a setting that several modes share must not end the one that has none.
-        return dataclasses.replace(faults, outages=()) if self.mode == "ar" else faults
+        if self.drafting.on_host:
+            faults = dataclasses.replace(faults, pauses=tuple(p for p in faults.pauses if p.device == "target"))
+        return dataclasses.replace(faults, outages=()) if self.mode == "ar" or self.drafting.on_host else faults
+
+    def build_traffic(self) -> Any:
+        """The `minedraft.sim.links.Traffic`; None where the drafter has no device of its own, or no link is given."""
+        if self.link is None or not self.num_draft_devices:
+            return None
+        return self.link.build(self.cost, self.drafting.build(self.cost))
 
     def build_world(self) -> Any:
         """A fresh `minedraft.sim.backend.SimBackend`.
@@ -151,16 +181,42 @@ class RunConfig(Table):
         Raises:
             TraceError: the first line of the trace is bad.
         """
-        from minedraft.sim.backend import SimBackend
+        maker = self._world_maker()
+        return maker(self.build_workload(), max_concurrency=self.workload.max_concurrency, faults=self.build_faults())
 
-        return SimBackend(
+    def build_star(self) -> Any:
+        """A fresh `minedraft.sim.star.Star` of `devices.num_replicas` worlds.
+
+        Raises:
+            TraceError: the first line of the trace is bad.
+        """
+        from minedraft.sim.star import ROUTERS, make_star
+
+        return make_star(
+            self._world_maker(),
             self.build_workload(),
-            self.build_cost(),
-            self.build_acceptance(),
-            colocated=self.colocated,
-            round_overhead_s=self.devices.round_overhead_s,
+            self.devices.num_replicas,
+            ROUTERS[self.devices.router](),
+            shares_drafter=self.num_draft_devices > 0,
             max_concurrency=self.workload.max_concurrency,
             faults=self.build_faults(),
+        )
+
+    def _world_maker(self) -> Any:
+        """Makes worlds that share cost and acceptance model; takes what is left of `SimBackend`'s arguments."""
+        from minedraft.sim.backend import SimBackend
+        from minedraft.sim.pearl import MineDraftPearlBackend, PearlBackend
+
+        worlds = {"pearl": PearlBackend, "pearl-minedraft": MineDraftPearlBackend}
+        return partial(
+            worlds.get(self.mode, SimBackend),
+            cost=self.build_cost(),
+            acceptance=self.build_acceptance(),
+            colocated=self.colocated,
+            drafts_on_host=self.drafting.on_host,
+            traffic=self.build_traffic(),
+            num_drafted=self.drafting.build_num_drafted(self.seed),
+            round_overhead_s=self.devices.round_overhead_s,
             draft_probs=self.acceptance.draft_probs or not getattr(self.build_policies().selection, "keeps_all", False),
         )
 
@@ -173,13 +229,24 @@ class RunConfig(Table):
         Raises:
             FieldError: something doesn't fit.
         """
-        if world and self.mode != "ar" and isinstance(self.cost, StepCostTable) and self.cost.draft is None:
+        if self.mode in PEARL_MODES and not world:
+            raise FieldError("mode", f"is {self.mode!r}, which only the simulated world has; use ar, sd or psd")
+        if self.mode in PEARL_MODES and self.colocated:
+            raise FieldError(
+                "devices.colocated",
+                f"is true, but {self.mode} drafts during verification; remove it: the drafter has its own device then",
+            )
+        check_place(self.mode, self.drafting, self.link, self.cost, world=world)
+        drafts = self.mode != "ar" and not self.drafting.on_host
+        if world and drafts and isinstance(self.cost, StepCostTable) and self.cost.draft is None:
             raise FieldError("cost.draft", 'is missing; add [cost.draft], or set mode = "ar"')
         scheduler = self.scheduler_config()
         self.build_policies()
         if not world:
             return
         self.build_cost()
+        self.build_traffic()
+        self.drafting.build_num_drafted(self.seed)
         self.build_acceptance()
         self.build_workload()
         self.build_faults()

@@ -88,6 +88,7 @@ class GpuGroupTable(StepsTable):
         gpu: a preset of `sim/data/gpus.toml`.
         tp: devices of the group.
         quantization: instead of the model's own.
+        num_fused_inputs: likewise; 2 makes an EAGLE or MTP head of a model of one layer, as its `config.json` looks.
     """
 
     model: str | None = None
@@ -95,25 +96,32 @@ class GpuGroupTable(StepsTable):
     gpu: str
     tp: int = 1
     quantization: str | None = None
+    num_fused_inputs: int | None = None
     kv_cache_dtype: Literal["bf16", "fp8"] = "bf16"
     gpu_memory_utilization: float = 0.9
 
-    def build_group(self, section: str) -> Any:
-        """The `DeviceGroup`."""
-        from minedraft.sim.device_group import DeviceGroup
-        from minedraft.sim.gpus import load_gpu
+    def build_shape(self, section: str) -> Any:
+        """The `ModelShape`."""
         from minedraft.sim.models import load_model
 
         if (self.model is None) == (self.path is None):
             raise FieldError(f"{section}.model", 'give exactly one of model and path, such as model = "qwen3-32b"')
         with building(f"{section}.model" if self.path is None else f"{section}.path"):
             shape = load_model(self.model or f"{Path(self.path or '')}")
+        changes = {name: getattr(self, name) for name in ("quantization", "num_fused_inputs")}
+        with building(section):
+            return replace(shape, **{name: value for name, value in changes.items() if value is not None})
+
+    def build_group(self, section: str) -> Any:
+        """The `DeviceGroup`."""
+        from minedraft.sim.device_group import DeviceGroup
+        from minedraft.sim.gpus import load_gpu
+
+        shape = self.build_shape(section)
         with building(f"{section}.gpu"):
             gpu = load_gpu(self.gpu)
         limits = {name: getattr(self, name) for name in ("tp", "kv_cache_dtype", "gpu_memory_utilization")}
         with building(section):
-            if self.quantization is not None:
-                shape = replace(shape, quantization=self.quantization)
             return DeviceGroup(shape, gpu, **limits)
 
 
@@ -203,6 +211,18 @@ class StepCostTable(Table, Generic[AnySteps]):
 
 class GpuCostTable(StepCostTable[AnyGroup], Generic[AnyGroup]):
     """What those share that know the GPUs, and so how much KV there is room for."""
+
+    def build(self, *, fuses_once: bool = False) -> Any:
+        """The cost model.
+
+        Args:
+            fuses_once: the drafter is a head that joins the target's hidden states in its first pass only (EAGLE-3).
+        """
+        cost = super().build()
+        if self.draft is None or not fuses_once:
+            return cost
+        later = self.draft.model_copy(update={"num_fused_inputs": 0})
+        return replace(cost, later=later.build_steps("cost.draft"))
 
     def kv_blocks(self, block_size: int, *, colocated: bool = False) -> tuple[int, int]:
         """Blocks of the target's and the drafter's pool; 0 for the latter if there is no drafter.

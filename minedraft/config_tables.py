@@ -29,6 +29,8 @@ class SchedulerTable(Table):
     block_size: int = 16
     num_target_blocks: int = 65536
     num_draft_blocks: int = 65536
+    draft_keeps_kv: bool = True
+    draft_follows_target: bool = False
     kv_watermark: float = 0.01
     max_verify_failures: int = 3
 
@@ -59,12 +61,18 @@ class DevicesTable(Table):
         num_draft_devices: the same of the drafter's own group; counts only where the drafter has one.
         colocated: the drafter shares the target's devices; by default it does in sd mode.
         round_overhead_s: host time per verification.
+        num_replicas: targets, each with devices, a host and a core of its own, that share the drafter's devices and the
+            arrivals; see `minedraft.sim.star`. Without devices of the drafter's own they share the arrivals only.
+            `num_target_devices` and the whole of `[scheduler]` are those of one replica.
+        router: who gives each request to a replica.
     """
 
     num_target_devices: int = Field(default=4, ge=1)
     num_draft_devices: int = Field(default=1, ge=1)
     colocated: bool | None = None
     round_overhead_s: StepSeconds = 0.0
+    num_replicas: int = Field(default=1, ge=1)
+    router: Literal["round-robin", "least-requests"] = "round-robin"
 
 
 class OutageTable(Table):

@@ -54,6 +54,22 @@ class GammaTable(Table):
         return Gamma(self.rate, self.cv)
 
 
+class OnOffTable(Table):
+    """Bursts of `on_s` seconds and silences of `off_s`, on average; `rate` requests per second in the long run."""
+
+    kind: Literal["on-off"]
+    rate: float
+    on_s: Seconds
+    off_s: Seconds
+    max_concurrency: ClassVar[int | None] = None
+
+    def build(self) -> Any:
+        """The arrival process."""
+        from minedraft.sim.on_off import OnOff
+
+        return OnOff(self.rate, self.on_s, self.off_s)
+
+
 class ClosedLoopTable(Table):
     """`concurrency` clients, each of which sends its next request when its last one has ended."""
 
@@ -73,7 +89,7 @@ class ClosedLoopTable(Table):
 
 
 Arrivals = Annotated[
-    AtOnceTable | PoissonTable | GammaTable | ClosedLoopTable,
+    AtOnceTable | PoissonTable | GammaTable | OnOffTable | ClosedLoopTable,
     Field(discriminator="kind"),
     shorthand("kind", (str,)),
 ]
@@ -123,12 +139,39 @@ class EmpiricalLengthTable(Table):
         return EmpiricalLength.from_csv(self.path, self.column)
 
 
+class PartTable(Table):
+    """A part of a mixture: how often, relative to the others, and how long."""
+
+    weight: float
+    length: Length
+
+
+class MixtureLengthTable(Table):
+    """Several kinds of requests, see `minedraft.sim.mixed_lengths.MixtureLength`."""
+
+    kind: Literal["mixture"]
+    parts: Annotated[tuple[PartTable, ...], Field(strict=False)]
+
+    def build(self) -> Any:
+        """The length distribution."""
+        from minedraft.sim.mixed_lengths import MixtureLength
+
+        parts = []
+        for i, part in enumerate(self.parts):
+            try:
+                parts.append((part.weight, part.length.build()))
+            except ValueError as error:
+                raise ValueError(f"parts[{i}] is unusable: {error}") from error
+        return MixtureLength(tuple(parts))
+
+
 Length = Annotated[
-    FixedLengthTable | LognormalLengthTable | EmpiricalLengthTable,
+    FixedLengthTable | LognormalLengthTable | EmpiricalLengthTable | MixtureLengthTable,
     Field(discriminator="kind"),
     shorthand("tokens", (int,), kind="fixed"),
-    with_kind(None, tokens="fixed", mean="lognormal", column="empirical"),
+    with_kind(None, tokens="fixed", mean="lognormal", column="empirical", parts="mixture"),
 ]
+PartTable.model_rebuild()
 
 
 class AbortsTable(Table):

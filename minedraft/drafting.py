@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import operator
+from itertools import islice
 from typing import Any, NamedTuple
 
 from minedraft.batch import Batch
+from minedraft.kv_cache import KVPool, blocks_for
 from minedraft.memory_pressure import reserve_draft
 from minedraft.policy import PolicyError
 from minedraft.sequence import SequenceState
 from minedraft.state import SchedulerState
+from minedraft.steady import Columns
 from minedraft.work import DraftResult, DraftWork, WorldError, ZeroDraft
 
 # After a round the drafter lags by one committed token, or two if every draft was accepted.
@@ -40,6 +43,13 @@ class _Entries:
         self.new.append(num_new)
         self.drafts.append(num_draft)
 
+    def add_columns(self, columns: Columns) -> None:
+        """The members of the columns, first of all."""
+        self.seqs = columns.seqs.copy()
+        self.starts = list(columns.starts)
+        self.new = list(columns.new)
+        self.drafts = [columns.k] * len(columns.seqs)
+
 
 def can_draft(seq: SequenceState) -> bool:
     """Whether a sequence could use drafts in this round: decoding, opted in, and not at its length limit.
@@ -63,6 +73,10 @@ def wants_draft(state: SchedulerState, batch: Batch) -> bool:
     """
     if not state.speculating or not state.drafter_up:
         return False
+    if batch.columns.seqs:
+        if _length_of_all(state, batch) and batch.columns.has_room():
+            return True
+        batch.columns.refresh()
     return any(can_draft(seq) and _wanted_length(state, batch, seq) > 0 for seq in batch.members.values())
 
 
@@ -72,11 +86,23 @@ def _wanted_length(state: SchedulerState, batch: Batch, seq: SequenceState) -> i
         wanted: object = policy.num_draft_tokens(seq.view, batch.view, state.load)
     except Exception as error:
         raise PolicyError(f"draft_length policy failed on {seq.request_id!r}: {error}") from error
-    return wanted if type(wanted) is int and wanted >= 0 else _checked_length(seq, wanted)
+    return wanted if type(wanted) is int and wanted >= 0 else _checked_length(repr(seq.request_id), wanted)
+
+
+def _length_of_all(state: SchedulerState, batch: Batch) -> int:
+    """Drafts for every member of a batch, where the policy need not look at each."""
+    policy: Any = state.policies.draft_length
+    try:
+        wanted: object = policy.num_draft_tokens_of_all(batch.view, state.load)
+    except Exception as error:
+        raise PolicyError(f"draft_length policy failed on batch {batch.index}: {error}") from error
+    wanted = wanted if type(wanted) is int and wanted >= 0 else _checked_length(f"batch {batch.index}", wanted)
+    return min(wanted, state.config.num_speculative_tokens)
 
 
 def mark_undrafted(state: SchedulerState, batch: Batch) -> None:
     """Note why each member has k = 0 in this round: nothing is drafted for this batch."""
+    batch.columns.settle()
     cause = ZeroDraft.POLICY if state.drafter_up else ZeroDraft.DRAFTER_DOWN
     for seq in batch.members.values():
         seq.zero_cause = cause if can_draft(seq) else _standing_cause(seq)
@@ -92,8 +118,8 @@ def build_draft(state: SchedulerState, batch: Batch, work_id: int) -> DraftInFli
     """Plan the draft half of a batch's round and make the work for it.
 
     Decoding members get their k; prompts that the target has yet to compute are ingested by the drafter in the same
-    work. A batch of nothing but prompts gets no work of its own: it would be closed to newcomers, and kept from a
-    target that falls idle, for an ingestion that a later round hides as well.
+    work, if it can go ahead of the target. A batch of nothing but prompts gets no work of its own: it would be closed
+    to newcomers, and kept from a target that falls idle, for an ingestion that a later round hides as well.
 
     Args:
         state: the scheduler's state; the drafter is there and free.
@@ -106,34 +132,118 @@ def build_draft(state: SchedulerState, batch: Batch, work_id: int) -> DraftInFli
     Raises:
         PolicyError: an illegal draft length or victim.
     """
+    columns = batch.columns
+    if state.has_steady_rounds:
+        _fill_columns(state, batch)
+    decodes, prefills, num_lagging = _sort_others(batch)
+    num_decodes = len(columns.seqs) + len(decodes)
+    spare = _draft_allowance(state, num_decodes, prefills)
+    if columns.seqs and not _plan_columns(state, batch, decodes, spare, num_decodes):
+        decodes, prefills, num_lagging = _sort_others(batch)
+    entries = _Entries()
+    if len(columns.seqs) == len(batch.members):
+        return _steady_work(state, batch, work_id)
+    if columns.seqs:
+        entries.add_columns(columns)
+        spare -= columns.k * len(columns.seqs)
+    bulk = state.config.draft_budget - MAX_ROUTINE_INGEST * (num_decodes - num_lagging)
+    if decodes:
+        bulk = _plan_decodes(state, batch, decodes, entries, spare, bulk)
+    if not entries.seqs:
+        return None
+    if not state.config.draft_follows_target:
+        _plan_prefills(batch, prefills, entries, bulk)
+    return _make_work(state, batch, work_id, entries)
+
+
+def _steady_work(state: SchedulerState, batch: Batch, work_id: int) -> DraftInFlight:
+    """The work of a batch of which every member is in the columns."""
+    columns = batch.columns
+    columns.start_drafting(work_id)
+    work = DraftWork(
+        work_id,
+        batch.index,
+        columns.request_ids,
+        columns.incarnations,
+        columns.rounds,
+        columns.starts,
+        columns.new,
+        (columns.k,) * len(columns.seqs),
+        tuple(state.draft_freed),
+    )
+    state.draft_freed.clear()
+    return DraftInFlight(work, tuple(columns.seqs))
+
+
+def _fill_columns(state: SchedulerState, batch: Batch) -> None:
+    """Find out for whom this round is a steady one."""
+    columns = batch.columns
+    columns.set_length(_length_of_all(state, batch))
+    if len(columns.seqs) < len(batch.members) and columns.may_admit():
+        for seq in batch.members.values():
+            if seq.columns is None and columns.fits(seq):
+                columns.admit(seq)
+    columns.remove_limited()
+
+
+def _plan_columns(
+    state: SchedulerState, batch: Batch, decodes: list[SequenceState], spare: int, num_decodes: int
+) -> bool:
+    """Whether there is room for all drafts of the columns and of the others; if not, the columns are settled.
+
+    Where somebody has to go short or to give way, the order in which they are asked matters.
+    """
+    columns, pool = batch.columns, state.draft_pool
+    assert pool is not None
+    if spare < num_decodes * state.config.num_speculative_tokens:
+        columns.settle()
+    elif not columns.reserve_drafts(pool):
+        columns.rest()
+    elif decodes and not _has_room_for(state, pool, decodes):
+        columns.give_up_drafts(pool)
+    return bool(columns.seqs)
+
+
+def _has_room_for(state: SchedulerState, pool: KVPool, seqs: list[SequenceState]) -> bool:
+    """Whether the draft pool has room for all these sequences may want, in whatever order they are served."""
+    needed = 0
+    for seq in seqs:
+        if seq.max_draft:
+            reach = seq.num_tokens + state.config.num_speculative_tokens - 1
+            needed += max(0, blocks_for(reach, pool.block_size) - seq.draft_capacity // pool.block_size)
+            if not seq.draft_capacity:
+                needed += len(state.running)  # see `has_draft_room`
+    return needed <= pool.num_free_blocks
+
+
+def _sort_others(batch: Batch) -> tuple[list[SequenceState], list[SequenceState], int]:
+    """Of the members that are not in the columns: who decodes, who doesn't, and how many of the former lag behind."""
     decodes: list[SequenceState] = []
     prefills: list[SequenceState] = []
     num_lagging = 0
+    if len(batch.columns.seqs) == len(batch.members):
+        return decodes, prefills, num_lagging
     for seq in batch.members.values():
+        if seq.columns is not None:
+            continue
         if seq.num_uncomputed == 1 and seq.round:
             decodes.append(seq)
             num_lagging += seq.num_tokens - seq.num_draft_computed > MAX_ROUTINE_INGEST
         else:
             prefills.append(seq)
             seq.zero_cause = ZeroDraft.PREFILL
-    entries = _Entries()
-    bulk = state.config.draft_budget - MAX_ROUTINE_INGEST * (len(decodes) - num_lagging)
-    bulk = _plan_decodes(state, batch, decodes, prefills, entries, bulk)
-    if not entries.seqs:
-        return None
-    _plan_prefills(batch, prefills, entries, bulk)
-    return _make_work(state, batch, work_id, entries)
+    return decodes, prefills, num_lagging
 
 
 def _plan_decodes(
     state: SchedulerState,
     batch: Batch,
     decodes: list[SequenceState],
-    prefills: list[SequenceState],
     entries: _Entries,
+    spare: int,
     bulk: int,
 ) -> int:
-    """Add the decoding members; returns what is left of the budget for bulk ingestion.
+    """Add the decoding members that are not in the columns; returns what is left of the budget for bulk ingestion.
 
     This loop runs for every request of every round: it is written out flat, and whatever is rare is called. It repeats
     `_wanted_length` in line, since that call alone was a tenth of the core's cost per request.
@@ -141,7 +251,6 @@ def _plan_decodes(
     policy: Any = state.policies.draft_length
     choose = policy.num_draft_tokens
     index, batch_view, load = batch.index, batch.view, state.load
-    spare = _draft_allowance(state, decodes, prefills)
     if spare < len(decodes) * state.config.num_speculative_tokens:
         first = decodes[0].round % len(decodes) if decodes else 0  # not always the same ones go short
         decodes = decodes[first:] + decodes[:first]
@@ -161,7 +270,7 @@ def _plan_decodes(
             answer: object = choose(seq.view, batch_view, load)
         except Exception as error:
             raise PolicyError(f"draft_length policy failed on {seq.request_id!r}: {error}") from error
-        wanted = answer if type(answer) is int and answer >= 0 else _checked_length(seq, answer)
+        wanted = answer if type(answer) is int and answer >= 0 else _checked_length(repr(seq.request_id), answer)
         if wanted < num_draft:
             num_draft = wanted
         if spare < num_draft:
@@ -195,25 +304,25 @@ def _ingest_in_bulk(seq: SequenceState, num_new: int, num_draft: int, bulk: int)
     return bulk, 0
 
 
-def _checked_length(seq: SequenceState, wanted: object) -> int:
+def _checked_length(whom: str, wanted: object) -> int:
     """An answer of the draft-length policy that is not a plain int >= 0."""
     try:
         count = operator.index(wanted)  # type: ignore[arg-type]
     except TypeError as error:
-        raise PolicyError(f"draft_length policy wants {wanted!r} drafts for {seq.request_id!r}") from error
+        raise PolicyError(f"draft_length policy wants {wanted!r} drafts for {whom}") from error
     if count < 0:
-        raise PolicyError(f"draft_length policy wants {count} drafts for {seq.request_id!r}; must be >= 0")
+        raise PolicyError(f"draft_length policy wants {count} drafts for {whom}; must be >= 0")
     return count
 
 
-def _draft_allowance(state: SchedulerState, decodes: list[SequenceState], prefills: list[SequenceState]) -> int:
+def _draft_allowance(state: SchedulerState, num_decodes: int, prefills: list[SequenceState]) -> int:
     """Drafts that the step's token budget has room for, with half of it kept for prompts that wait to be computed."""
     budget = state.config.max_num_batched_tokens
     reserved = 0
     if prefills:
         remaining = sum(seq.num_uncomputed for seq in prefills)
         reserved = max(len(prefills), min(remaining, budget // 2))
-    return max(0, budget - len(decodes) - reserved)
+    return max(0, budget - num_decodes - reserved)
 
 
 def _fit_draft_kv(state: SchedulerState, seq: SequenceState, num_draft: int, placed: list[SequenceState]) -> int:
@@ -248,15 +357,19 @@ def _plan_prefills(batch: Batch, prefills: list[SequenceState], entries: _Entrie
 
 
 def _make_work(state: SchedulerState, batch: Batch, work_id: int, entries: _Entries) -> DraftInFlight:
-    seqs = entries.seqs
-    for seq in seqs:
+    seqs, columns = entries.seqs, batch.columns
+    num_steady = len(columns.seqs)
+    if num_steady:
+        columns.start_drafting(work_id)
+    others = seqs[num_steady:]
+    for seq in others:
         seq.drafting = seq.in_drafter = True
     work = DraftWork(
         work_id,
         batch.index,
-        tuple([seq.request_id for seq in seqs]),
-        tuple([seq.incarnation for seq in seqs]),
-        tuple([seq.round for seq in seqs]),
+        columns.request_ids + tuple([seq.request_id for seq in others]),
+        columns.incarnations + tuple([seq.incarnation for seq in others]),
+        columns.rounds + tuple([seq.round for seq in others]),
         tuple(entries.starts),
         tuple(entries.new),
         tuple(entries.drafts),
@@ -266,7 +379,7 @@ def _make_work(state: SchedulerState, batch: Batch, work_id: int, entries: _Entr
     return DraftInFlight(work, tuple(seqs))
 
 
-def apply_draft(in_flight: DraftInFlight, result: DraftResult) -> None:
+def apply_draft(state: SchedulerState, in_flight: DraftInFlight, result: DraftResult) -> None:
     """Take a finished draft work in; entries whose sequence left or lost its draft KV meanwhile change nothing.
 
     Raises:
@@ -276,9 +389,22 @@ def apply_draft(in_flight: DraftInFlight, result: DraftResult) -> None:
     drafted, probs = result.num_drafted, result.probs
     if len(drafted) != len(seqs) or (probs is not None and len(probs) != len(seqs)):
         raise WorldError(f"draft work {work.work_id} has {len(seqs)} entries, its result {len(drafted)}")
+    columns = state.batches.batches[work.batch].columns
+    first = 0
+    if columns.seqs and columns.work_id == work.work_id:
+        if probs is not None:
+            state.has_steady_rounds = False  # each request's own have to be kept
+        if probs is None and drafted == work.num_draft:
+            first = len(columns.seqs)
+            columns.take_drafts()
+            if first == len(seqs):
+                return
+        else:
+            columns.settle()
     # In two halves: the type of `zip` knows no more than five columns.
     planned = zip(seqs, work.incarnations, work.num_computed, work.num_new, work.num_draft, strict=True)
-    for i, ((seq, incarnation, num_computed, num_new, wanted), count) in enumerate(zip(planned, drafted, strict=True)):
+    rows = zip(planned, drafted, strict=True)
+    for i, ((seq, incarnation, num_computed, num_new, wanted), count) in enumerate(islice(rows, first, None), first):
         if not 0 <= count <= wanted:
             raise WorldError(f"draft work {work.work_id}: {count} drafts for {seq.request_id!r}, asked for {wanted}")
         if seq.incarnation != incarnation or not seq.drafting:
@@ -293,9 +419,10 @@ def apply_draft(in_flight: DraftInFlight, result: DraftResult) -> None:
             seq.zero_cause = ZeroDraft.DRAFT_FAILED
 
 
-def cancel_draft(in_flight: DraftInFlight, cause: ZeroDraft) -> None:
+def cancel_draft(state: SchedulerState, in_flight: DraftInFlight, cause: ZeroDraft) -> None:
     """The work came to nothing: its sequences go on without drafts."""
     work = in_flight.work
+    state.batches.batches[work.batch].columns.settle()
     columns = zip(in_flight.seqs, work.incarnations, work.num_computed, work.num_draft, strict=True)
     for seq, incarnation, kept, wanted in columns:
         if seq.incarnation == incarnation and seq.drafting:

@@ -22,7 +22,7 @@ class Engine:
         self.backend = backend
 
     def step(self) -> list[RequestOutput] | None:
-        """One turn of the loop.
+        """One turn of the loop: `ask`, then `tell`.
 
         Returns:
             The requests that ended in this turn; None when nothing will ever happen again.
@@ -31,9 +31,18 @@ class Engine:
             WorldError: the backend broke the contract of the seam.
             PolicyError: a policy returned an illegal decision.
         """
+        self.ask()
+        return self.tell()
+
+    def ask(self) -> None:
+        """Submit what the scheduler wants to do now; the first half of `step`."""
         backend = self.backend
         for work in self.scheduler.schedule(backend.now()):
             backend.submit(work)
+
+    def tell(self) -> list[RequestOutput] | None:
+        """Wait for the next event and tell the scheduler all that happened in its moment; the second half of `step`."""
+        backend = self.backend
         event = backend.next_event()
         if event is None:
             return None

@@ -14,6 +14,8 @@ def length_s(spans: Floats) -> float:
 
 def union(spans: Floats) -> Floats:
     """The same points covered by disjoint spans in order (some may be empty)."""
+    if (spans[1:, 0] >= spans[:-1, 1]).all() and (spans[:, 1] >= spans[:, 0]).all():
+        return spans  # as they come from a device that does one thing at a time
     spans = spans[np.argsort(spans[:, 0], kind="stable")]
     if not len(spans):
         return spans
@@ -22,6 +24,18 @@ def union(spans: Floats) -> Floats:
     start = spans[:, 0].copy()
     start[1:] = np.maximum(start[1:], reach[:-1])
     return np.column_stack([start, np.maximum(start, spans[:, 1])])
+
+
+def part_before(spans: Floats, moment_s: float) -> Floats:
+    """What of the spans lies before a moment."""
+    spans = spans[spans[:, 0] < moment_s]
+    return np.column_stack([spans[:, 0], np.minimum(spans[:, 1], moment_s)])
+
+
+def part_after(spans: Floats, moment_s: float) -> Floats:
+    """What of the spans lies after a moment."""
+    spans = spans[spans[:, 1] > moment_s]
+    return np.column_stack([np.maximum(spans[:, 0], moment_s), spans[:, 1]])
 
 
 class BusyTime:
@@ -38,5 +52,11 @@ class BusyTime:
         total = length_s(spans)
         if total <= 0 or not self._times.size:
             return 0.0
+        return float(min(1.0, self.within_s(spans) / total))
+
+    def within_s(self, spans: Floats) -> float:
+        """Busy seconds within these spans, which may overlap each other."""
+        if not self._times.size:
+            return 0.0
         busy = np.interp(spans.ravel(), self._times, self._busy).reshape(-1, 2)
-        return float(min(1.0, (busy[:, 1] - busy[:, 0]).sum() / total))
+        return float((busy[:, 1] - busy[:, 0]).sum())

@@ -5,9 +5,12 @@ Law of this file: counts only, no block ids and no payload. A pool grants or ref
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
 
 from minedraft.request import RequestId
+
+BOUNDLESS: Final = 1 << 60
+"""More tokens or blocks than anybody asks for."""
 
 
 class KVPool(Protocol):
@@ -124,6 +127,44 @@ class PagedPool:
         """Assert I6: free + held = total, and nobody holds a negative number. O(owners); for tests."""
         assert all(count >= 0 for count in self._held.values())
         assert self.num_free_blocks + sum(self._held.values()) == self.num_blocks
+
+
+class NoPool:
+    """The pool of a drafter that keeps no KV (prompt lookup): there is room for everybody, and nobody holds a block.
+
+    Attributes:
+        block_size: tokens per block, of no consequence.
+        num_blocks: more than anybody asks for.
+        num_free_blocks: all of them.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.num_blocks = BOUNDLESS
+        self.num_free_blocks = BOUNDLESS
+
+    def reserve(self, owner: RequestId, num_tokens: int) -> int:
+        """See `KVPool.reserve`."""
+        return BOUNDLESS
+
+    def trim(self, owner: RequestId, num_tokens: int) -> int:
+        """See `KVPool.trim`."""
+        return BOUNDLESS
+
+    def release(self, owner: RequestId) -> None:
+        """See `KVPool.release`."""
+
+    def held_blocks(self, owner: RequestId) -> int:
+        """See `KVPool.held_blocks`."""
+        return 0
+
+    def num_cached_tokens(self, owner: RequestId) -> int:
+        """See `KVPool.num_cached_tokens`."""
+        return 0
+
+    def num_missing_blocks(self, owner: RequestId, num_tokens: int) -> int:
+        """See `KVPool.num_missing_blocks`."""
+        return 0
 
 
 class PoolAnswers(Protocol):

@@ -56,6 +56,7 @@ def reserve_target(state: SchedulerState, seq: SequenceState, num_draft: int, pl
 
 def _make_room(state: SchedulerState, seq: SequenceState, placed: Iterable[SequenceState]) -> None:
     """Preempt until one more block is free, or `seq` itself is gone."""
+    state.settle()
     pool = state.target_pool
     busy = {other.request_id for other in placed}
     # The rank of its arrival, which never changes: else two could take the first place, and each other's KV, in turn.
@@ -110,6 +111,7 @@ def reserve_draft(state: SchedulerState, seq: SequenceState, num_tokens: int, pl
 def _evict_draft_kv(
     state: SchedulerState, pool: KVPool, seq: SequenceState, num_tokens: int, busy: set[RequestId]
 ) -> int:
+    state.settle()
     verifying = {batch.index for batch in state.batches.batches if batch.phase is BatchPhase.VERIFYING}
     candidates = [
         other

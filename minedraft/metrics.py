@@ -9,13 +9,16 @@ of rows at a time, so that a simulator that makes 40,000 steps a second can affo
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Iterable
-from typing import Any, Final
+from itertools import compress
+from operator import ne
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from minedraft.itl import GapHistogram, GapList
+from minedraft.folding import Folded
 from minedraft.journal import Journal, feed
 from minedraft.metrics_table import NOBODY, Entries, Table
 from minedraft.request import FinishReason, Request, RequestId, RequestOutput
@@ -38,8 +41,27 @@ from minedraft.work import (
 
 FLUSH_ROWS: Final = 16_384  # 1 MB of lists; enough to spread numpy's fixed costs over
 
+
+class Kept(NamedTuple):
+    """How much of a run is kept.
+
+    Attributes:
+        num_requests: requests, at about 250 bytes each.
+        num_gaps: gaps between the chunks of requests, at 8 bytes.
+        num_works: works of a kind, at 16 bytes.
+    """
+
+    num_requests: int
+    num_gaps: int
+    num_works: int
+
+
+MAX_KEPT: Final = Kept(100_000, 2_000_000, 1_000_000)  # 60 MB, and about as much again while it is summarised
+FOLD_SHARE: Final = 8  # what is kept of a longer run may grow by one in so many of these before it is folded again
+
 NO_STAY: Final = -1
-NO_WORK: Final[tuple[VerifyWork, list[int]]] = (VerifyWork(-1, -1, *((),) * 10), [])
+Verifying = tuple[VerifyWork, list[int], float]  # a work, the rows of its entries, when it was submitted in seconds
+NO_WORK: Final[Verifying] = (VerifyWork(-1, -1, *((),) * 10), [], 0.0)
 
 STATUS_OF: Final = {
     FinishReason.STOP: COMPLETED,
@@ -57,15 +79,16 @@ class MetricsCollector:
     up on it after failed works) can be told with `on_outputs`; untold, such a request counts as unfinished,
     which is failed too.
 
-    It needs about 250 bytes per request, 16 per work and 8 per chunk (0 with a histogram), and a buffer of 3
-    MB.
+    A run of up to `MAX_KEPT` is kept whole, besides a buffer of 3 MB. Of a longer one it folds what has ended (see
+    `Folded`), so that memory grows with the requests that are there at once and no longer with those that were; its
+    percentiles are within `Summary.percentile_error`.
 
     Args:
         num_target_devices: devices of the target's group, for per-device figures.
         num_draft_devices: devices of the drafter's group.
         slo: limits for goodput.
         max_model_len: context limit in tokens at which the core ends requests; None for none.
-        itl_histogram: keep inter-token latencies as a histogram (see `GapHistogram`) instead of one by one.
+        max_kept: beyond any of these a run is folded; None to keep all of any run, for `detailed`.
     """
 
     def __init__(
@@ -75,13 +98,18 @@ class MetricsCollector:
         num_draft_devices: int = 1,
         slo: Slo | None = None,
         max_model_len: int | None = None,
-        itl_histogram: bool = False,
+        max_kept: Kept | None = MAX_KEPT,
     ) -> None:
         self._num_target_devices = num_target_devices
         self._num_draft_devices = num_draft_devices
         self._slo = slo
         self._max_model_len = max_model_len
         self._last_event_s = 0.0
+        self._first_arrival_s = 0.0
+        # Requests that have ended, once there are too many; rows and spans then hold the rest.
+        self._folded: Folded | None = None
+        self._max_kept = max_kept
+        self._fold_at = Kept(sys.maxsize, sys.maxsize, sys.maxsize) if max_kept is None else max_kept
         # One row per request; row 0 is NOBODY's.
         self._row_of: dict[RequestId, int] = {}
         self._status = bytearray([ERROR])
@@ -92,11 +120,11 @@ class MetricsCollector:
         self._stay = array("q", [NO_STAY])
         self._first_scheduled_s = array("d", [0.0])
         self._num_preemptions = 0
-        # Works in flight; for a verify work, with the rows of its entries.
-        self._verifying: dict[int, tuple[VerifyWork, list[int]]] = {}
-        self._drafting: dict[int, None] = {}
+        # Works in flight, and when they were submitted; for a verify work, with the rows of its entries.
+        self._verifying: dict[int, Verifying] = {}
+        self._drafting: dict[int, float] = {}
         # Per batch, its last verify work and the rows: most works name the same requests as the one before.
-        self._previous: dict[int, tuple[VerifyWork, list[int]]] = {}
+        self._previous: dict[int, Verifying] = {}
         # Per work.
         self._verify_spans = array("d")
         self._draft_spans = array("d")
@@ -112,7 +140,7 @@ class MetricsCollector:
         self._seen_s: list[float] = []  # per work, as are the next two
         self._num_entries: list[int] = []
         self._causes: list[int] = []  # NUM_ZERO_DRAFT_CAUSES for each work
-        self._table = Table(GapHistogram() if itl_histogram else GapList())
+        self._table = Table()
 
     def on_start(self, now_s: float) -> None:
         """See `Sink`. Nothing is measured from here: a run begins with its first arrival."""
@@ -123,13 +151,13 @@ class MetricsCollector:
     def on_submit(self, now_s: float, work: Work) -> None:
         """See `Sink`."""
         if not isinstance(work, VerifyWork):
-            self._drafting[work.work_id] = None
+            self._drafting[work.work_id] = now_s
             return
-        before, rows = self._previous.get(work.batch, NO_WORK)
+        before, rows, _ = self._previous.get(work.batch, NO_WORK)
         if before.request_ids != work.request_ids or before.incarnations != work.incarnations:
             rows = list(map(self._row_of.__getitem__, work.request_ids))
             self._note_stays(now_s, rows, work.incarnations)
-        self._verifying[work.work_id] = self._previous[work.batch] = (work, rows)
+        self._verifying[work.work_id] = self._previous[work.batch] = (work, rows, now_s)
 
     def on_event(self, now_s: float, event: Event) -> None:
         """See `Sink`."""
@@ -168,19 +196,22 @@ class MetricsCollector:
             slo=self._slo,
             num_target_devices=self._num_target_devices,
             num_draft_devices=self._num_draft_devices,
+            folded=self._folded,
         )
 
     def detailed(self) -> dict[str, list[Any]]:
-        """Per-request lists, see `summary.detailed`; with `itls` unless those are kept as a histogram."""
+        """Per-request lists, see `summary.detailed`, and `itls`.
+
+        Raises:
+            RuntimeError: the run was longer than `max_kept`.
+        """
+        if self._folded is not None:
+            raise RuntimeError("requests of this run were folded; make the collector with max_kept=None")
         run = self.run_data()
-        lists = detailed(run)
-        gaps = self._table.gaps
-        if isinstance(gaps, GapList):
-            lists["itls"] = gaps.per_request(len(run.status) + 1)[1:]
-        return lists
+        return {**detailed(run), "itls": self._table.gaps.per_request(len(run.status) + 1)[1:]}
 
     def run_data(self) -> RunData:
-        """The stream so far as columns."""
+        """The stream so far as columns; of a long run, what has not been folded."""
         self._flush()
         table = self._table
         status = np.frombuffer(bytes(self._status), dtype=np.uint8).astype(np.int64)
@@ -202,7 +233,7 @@ class MetricsCollector:
             first_token_s=table.first_token_s[1:],
             last_token_s=table.last_token_s[1:],
             end_s=end_s[1:],
-            itl=table.gaps.stats(completed),
+            gaps_s=table.gaps.of(completed),
             verify_spans_s=np.array(self._verify_spans).reshape(-1, 2),
             draft_spans_s=np.array(self._draft_spans).reshape(-1, 2),
             last_event_s=self._last_event_s,
@@ -220,6 +251,10 @@ class MetricsCollector:
         )
 
     def _arrived(self, request: Request) -> None:
+        if len(self._status) > self._fold_at.num_requests:
+            self._fold()
+        if len(self._status) == 1 and self._folded is None:
+            self._first_arrival_s = request.arrival_s
         if request.request_id in self._row_of:
             self._previous.clear()  # a name that is used again
         self._row_of[request.request_id] = len(self._status)
@@ -237,9 +272,10 @@ class MetricsCollector:
     def _note_stays(self, now_s: float, rows: list[int], incarnations: tuple[int, ...]) -> None:
         """Look for requests that are in the running set for the first time, or again."""
         stay = self._stay
-        for row, incarnation in zip(rows, incarnations, strict=True):
-            if stay[row] == incarnation:
-                continue
+        changed = tuple(map(ne, map(stay.__getitem__, rows), incarnations))
+        if True not in changed:
+            return
+        for row, incarnation in compress(zip(rows, incarnations, strict=True), changed):
             if stay[row] == NO_STAY:
                 self._first_scheduled_s[row] = now_s
             else:
@@ -254,10 +290,10 @@ class MetricsCollector:
 
     def _void_results(self, row: int | None) -> None:
         """What a verification in flight says of a request is nobody's."""
-        for work_id, (work, rows) in self._verifying.items():
+        for work_id, (work, rows, since_s) in self._verifying.items():
             if row in rows:
                 kept = [NOBODY if other == row else other for other in rows]
-                self._verifying[work_id] = (work, kept)
+                self._verifying[work_id] = (work, kept, since_s)
 
     def _end(self, row: int, status: int) -> bool:
         if self._status[row] != OPEN:
@@ -267,7 +303,7 @@ class MetricsCollector:
         return True
 
     def _drafted_done(self, event: WorkDone, result: DraftResult) -> None:
-        if self._drafting.pop(event.work_id, NOBODY) is None:
+        if self._drafting.pop(event.work_id, None) is not None:
             self._draft_spans.extend((event.started_s, event.ended_s))
             self._num_drafted_tokens += sum(result.num_drafted)
 
@@ -275,7 +311,7 @@ class MetricsCollector:
         entry = self._verifying.pop(event.work_id, None)
         if entry is None:
             return  # never submitted: the core will say so
-        work, rows = entry
+        work, rows, _ = entry
         self._rows += rows
         self._drafted += work.num_draft
         self._accepted += result.num_accepted
@@ -292,6 +328,9 @@ class MetricsCollector:
                     self._end(row, STATUS_OF[reason])
         if len(self._rows) >= FLUSH_ROWS:
             self._flush()
+            num_works = max(len(self._verify_spans), len(self._draft_spans)) // 2
+            if num_works > self._fold_at.num_works or len(self._table.gaps) > self._fold_at.num_gaps:
+                self._fold()
 
     def _flush(self) -> None:
         """Fold the buffered entries into one row per request."""
@@ -306,12 +345,49 @@ class MetricsCollector:
             ),
             zero_draft=_small_ints(self._causes).reshape(-1, NUM_ZERO_DRAFT_CAUSES),
             num_rows=len(self._status),
-            origin_s=self._arrival_s[min(1, len(self._arrival_s) - 1)],
+            origin_s=self._first_arrival_s,
         )
         self._seen_s.clear()
         counts = (self._rows, self._drafted, self._accepted, self._committed, self._num_entries, self._causes)
         for column in counts:
             column.clear()
+
+    def _fold(self) -> None:
+        """Forget the requests that have ended, and past works, but for what they come to."""
+        assert self._max_kept is not None
+        if self._folded is None:
+            self._folded = Folded(self._slo)
+        run = self.run_data()
+        self._folded.fold(run, self._settled_s())
+        del self._verify_spans[:], self._draft_spans[:]
+        open_rows = np.flatnonzero(run.status == OPEN) + 1  # row 0 is not in the data
+        self._keep(np.concatenate([[NOBODY], open_rows]))
+        more = [num // FOLD_SHARE for num in self._max_kept]
+        # As many requests and gaps as are left have to come before the next time, or it would cost more than it saves.
+        self._fold_at = Kept(2 * len(self._status) + more[0], 2 * len(self._table.gaps) + more[1], more[2])
+
+    def _settled_s(self) -> float:
+        """No work that is in flight or is yet to be submitted began before this moment."""
+        submitted_s = [since_s for _, _, since_s in self._verifying.values()]
+        return min([self._last_event_s, *submitted_s, *self._drafting.values()])
+
+    def _keep(self, rows: Ints) -> None:
+        """Forget all rows but these, and number them anew."""
+        new_rows = np.zeros(len(self._status), dtype=np.int64)  # NOBODY's number for those that go
+        new_rows[rows] = np.arange(len(rows))
+        self._table.keep(rows, new_rows)
+        self._status = bytearray(np.frombuffer(bytes(self._status), dtype=np.uint8)[rows].tobytes())
+        self._arrival_s = array("d", np.array(self._arrival_s)[rows].tobytes())
+        self._end_s = array("d", np.array(self._end_s)[rows].tobytes())
+        self._prompt_len = array("q", np.array(self._prompt_len)[rows].tobytes())
+        self._limit = array("q", np.array(self._limit)[rows].tobytes())
+        self._stay = array("q", np.array(self._stay)[rows].tobytes())
+        self._first_scheduled_s = array("d", np.array(self._first_scheduled_s)[rows].tobytes())
+        new: list[int] = new_rows.tolist()
+        self._row_of = {request_id: new[row] for request_id, row in self._row_of.items() if new[row]}
+        for work_id, (work, old, since_s) in self._verifying.items():
+            self._verifying[work_id] = (work, [new[row] for row in old], since_s)
+        self._previous.clear()
 
 
 def _small_ints(values: list[int]) -> Ints:

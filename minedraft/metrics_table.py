@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from minedraft.itl import GapStore
+from minedraft.itl import GapList
 from minedraft.run_data import Bools, Floats, Ints
 from minedraft.work import NUM_ZERO_DRAFT_CAUSES
 
@@ -34,14 +34,10 @@ class Entries:
 
 
 class Table:
-    """What is known per request; see `RunData` for the columns.
+    """What is known per request; see `RunData` for the columns."""
 
-    Args:
-        gaps: takes the gaps between chunks.
-    """
-
-    def __init__(self, gaps: GapStore) -> None:
-        self.gaps = gaps
+    def __init__(self) -> None:
+        self.gaps = GapList()
         self.num_output = np.zeros(0, dtype=np.int64)
         self.first_token_s = np.zeros(0)
         self.last_token_s = np.zeros(0)
@@ -72,6 +68,18 @@ class Table:
         self.seconds.add(np.floor(entries.seen_s[chunks] - origin_s), num_committed[chunks])
         chunks = chunks[_stable_order(row[chunks])]
         self._note_tokens(row[chunks], entries.seen_s[chunks], num_committed[chunks])
+
+    def keep(self, rows: Ints, new_rows: Ints) -> None:
+        """Forget all rows but some.
+
+        Args:
+            rows: those that stay, in the order of their new numbers; NOBODY first.
+            new_rows: by the old number, the new one, or NOBODY.
+        """
+        self.num_output = self.num_output[rows]
+        self.first_token_s = self.first_token_s[rows]
+        self.last_token_s = self.last_token_s[rows]
+        self.gaps.keep(new_rows)
 
     def _grow(self, num_rows: int) -> None:
         more = num_rows - len(self.num_output)

@@ -166,7 +166,13 @@ class RebalancePolicy(Protocol):
 
 
 class DraftLengthPolicy(Protocol):
-    """How much to draft."""
+    """How much to draft.
+
+    A policy whose answer is the same for all requests of a batch may also have the method
+    `num_draft_tokens_of_all(batch, load) -> int`; the scheduler then asks once per batch instead of once per request,
+    which makes rounds several times cheaper (see `minedraft.steady`). It must give what `num_draft_tokens` would, or
+    more than that wherever this is a request's own bound.
+    """
 
     def num_draft_tokens(self, seq: SequenceView, batch: BatchView, load: LoadView) -> int:
         """Wanted k >= 0 for this request in this round; the scheduler cuts it to what limits allow."""

@@ -64,7 +64,7 @@ class RunData:
         first_token_s: when the core saw the first committed token.
         last_token_s: when it saw the last one so far.
         end_s: when the request ended.
-        itl: statistics over the chunks of completed requests.
+        gaps_s: seconds between two chunks of a request, of completed requests.
         verify_spans_s: (start, end) on the device of each verify work that came back, one row each.
         draft_spans_s: the same for draft works.
         last_event_s: time of the last event.
@@ -90,7 +90,7 @@ class RunData:
     first_token_s: Floats
     last_token_s: Floats
     end_s: Floats
-    itl: LatencyStats
+    gaps_s: Floats
     verify_spans_s: Floats
     draft_spans_s: Floats
     last_event_s: float

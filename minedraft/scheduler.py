@@ -13,7 +13,7 @@ from typing import Any
 
 from minedraft.batch import Batch, BatchPhase
 from minedraft.drafting import DraftInFlight, apply_draft, build_draft, cancel_draft, mark_undrafted, wants_draft
-from minedraft.kv_cache import KVPool, PagedPool
+from minedraft.kv_cache import KVPool, NoPool, PagedPool
 from minedraft.policy import Mode, Policies, PolicyError
 from minedraft.request import FinishReason, RequestOutput
 from minedraft.scheduler_config import SchedulerConfig
@@ -58,7 +58,9 @@ class Scheduler:
     ) -> None:
         if target_pool is None:
             target_pool = PagedPool(config.num_target_blocks, config.block_size)
-        if draft_pool is None and config.num_draft_blocks:
+        if draft_pool is None and not config.draft_keeps_kv:
+            draft_pool = NoPool(config.block_size)
+        elif draft_pool is None and config.num_draft_blocks:
             draft_pool = PagedPool(config.num_draft_blocks, config.block_size)
         self.config = config
         self.policies = policies
@@ -298,7 +300,7 @@ class Scheduler:
         if draft is not None and event.work_id == draft.work.work_id:
             if not isinstance(result, DraftResult):
                 raise WorldError(f"work {event.work_id} is a draft, its result is not")
-            apply_draft(draft, result)
+            apply_draft(self.state, draft, result)
             self._end_draft(draft)
         else:
             self._ignore_void(event.work_id)
@@ -317,7 +319,7 @@ class Scheduler:
     def _work_failed(self, event: WorkFailed) -> list[RequestOutput]:
         verify, draft = self._verify, self._draft
         if draft is not None and event.work_id == draft.work.work_id:
-            cancel_draft(draft, ZeroDraft.DRAFT_FAILED)
+            cancel_draft(self.state, draft, ZeroDraft.DRAFT_FAILED)
             self._end_draft(draft)
             return []
         if verify is None or event.work_id != verify.work.work_id:
@@ -342,7 +344,7 @@ class Scheduler:
     def _lose_drafter(self) -> None:
         if self._draft is not None:
             draft = self._draft
-            cancel_draft(draft, ZeroDraft.DRAFTER_DOWN)
+            cancel_draft(self.state, draft, ZeroDraft.DRAFTER_DOWN)
             self._void_work_ids[draft.work.work_id] = None
             self._end_draft(draft)
         self.state.lose_drafter()

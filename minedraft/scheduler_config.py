@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from minedraft.kv_cache import blocks_for
+from minedraft.kv_cache import BOUNDLESS, blocks_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,10 @@ class SchedulerConfig:
         draft_max_model_len: the draft model's context; None means the target's. Beyond it a request is not drafted.
         block_size: tokens per KV block, in both pools.
         num_target_blocks: size of the target's pool.
-        num_draft_blocks: size of the drafter's pool; 0 means that there is no drafter.
+        num_draft_blocks: size of the drafter's pool; 0 means that there is no drafter, unless it keeps no KV.
+        draft_keeps_kv: the drafter holds KV; False for prompt lookup, which needs no pool.
+        draft_follows_target: the drafter takes in only what the target has computed, since it reads the target's hidden
+            states (EAGLE heads, MTP modules); it ingests no prompt ahead of the target.
         kv_watermark: share of the target's pool that admission leaves free while anything runs.
         max_verify_failures: a batch whose verification fails this often in a row ends with an error.
 
@@ -44,6 +47,8 @@ class SchedulerConfig:
     block_size: int = 16
     num_target_blocks: int = 65536
     num_draft_blocks: int = 65536
+    draft_keeps_kv: bool = True
+    draft_follows_target: bool = False
     kv_watermark: float = 0.01
     max_verify_failures: int = 3
     # Derived once, so that the hot path reads plain attributes.
@@ -64,6 +69,8 @@ class SchedulerConfig:
                 f"{needed} blocks of {self.block_size}: raise num_target_blocks or lower max_model_len"
             )
         draft_budget = self.max_num_draft_batched_tokens or self.max_num_batched_tokens
+        if not self.draft_keeps_kv:
+            draft_budget = BOUNDLESS  # nothing is ingested
         if self.num_draft_blocks and draft_budget < 2 * self.max_batch_size:
             raise ValueError(
                 f"max_num_draft_batched_tokens is {draft_budget}, must be >= 2 * max_batch_size "

@@ -6,11 +6,21 @@ read-only `SequenceView`. No token ids, no clock.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from minedraft.request import LEGAL_TRANSITIONS, Request, RequestId, SequenceStatus
 from minedraft.work import ZeroDraft
 
 NO_INCARNATION = -1
 NO_BATCH = -1
+
+
+class Refreshable(Protocol):
+    """`steady.Columns`, as far as a sequence needs to know them."""
+
+    def refresh(self) -> None:
+        """Bring the states of the members up to date."""
+        ...
 
 
 class SequenceState:
@@ -43,11 +53,13 @@ class SequenceState:
         num_rounds: verify rounds that carried drafts.
         num_draft_tokens: drafts verified in all.
         num_accepted_tokens: drafts accepted in all.
+        columns: those that hold the truth about this sequence at the moment (see `steady.py`); None if it is here.
     """
 
     __slots__ = (
         "arrival_index",
         "batch",
+        "columns",
         "draft_capacity",
         "draft_limit",
         "drafting",
@@ -104,6 +116,7 @@ class SequenceState:
         self.num_rounds = 0
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
+        self.columns: Refreshable | None = None
         self.view = SequenceView(self)
 
     @property
@@ -156,6 +169,12 @@ class SequenceView:
     def __repr__(self) -> str:
         return f"<sequence {self.request_id} batch={self.batch} tokens={self.num_tokens}>"
 
+    def _fresh(self) -> SequenceState:
+        seq = self._seq
+        if seq.columns is not None:
+            seq.columns.refresh()
+        return seq
+
     @property
     def request(self) -> Request:
         """The request as it came in."""
@@ -184,37 +203,38 @@ class SequenceView:
     @property
     def num_tokens(self) -> int:
         """Committed tokens, prompt included."""
-        return self._seq.num_tokens
+        return self._fresh().num_tokens
 
     @property
     def num_output_tokens(self) -> int:
         """Committed output tokens."""
-        return self._seq.num_tokens - self._seq.request.prompt_len
+        seq = self._fresh()
+        return seq.num_tokens - seq.request.prompt_len
 
     @property
     def num_computed_tokens(self) -> int:
         """Tokens with valid target KV."""
-        return self._seq.num_computed
+        return self._fresh().num_computed
 
     @property
     def num_draft_computed_tokens(self) -> int:
         """Committed tokens with valid draft KV."""
-        return self._seq.num_draft_computed
+        return self._fresh().num_draft_computed
 
     @property
     def target_capacity_tokens(self) -> int:
         """Tokens that its target blocks can hold."""
-        return self._seq.target_capacity
+        return self._fresh().target_capacity
 
     @property
     def draft_capacity_tokens(self) -> int:
         """Tokens that its draft blocks can hold."""
-        return self._seq.draft_capacity
+        return self._fresh().draft_capacity
 
     @property
     def has_draft(self) -> bool:
         """Whether drafts wait for their verification."""
-        return self._seq.num_drafted > 0
+        return self._fresh().num_drafted > 0
 
     @property
     def max_draft_tokens(self) -> int:
@@ -229,14 +249,14 @@ class SequenceView:
     @property
     def num_rounds(self) -> int:
         """Verified rounds that carried drafts."""
-        return self._seq.num_rounds
+        return self._fresh().num_rounds
 
     @property
     def num_draft_tokens(self) -> int:
         """Drafts verified so far."""
-        return self._seq.num_draft_tokens
+        return self._fresh().num_draft_tokens
 
     @property
     def num_accepted_tokens(self) -> int:
         """Drafts accepted so far."""
-        return self._seq.num_accepted_tokens
+        return self._fresh().num_accepted_tokens

@@ -27,6 +27,7 @@ class SchedulerState:
         target_freed: (id, incarnation) pairs whose target KV the world has yet to be told to drop.
         draft_freed: the same for the drafter.
         num_rounds: per-request verifications that carried drafts, over all requests.
+        has_steady_rounds: whether policies and world allow of `steady.py`.
     """
 
     def __init__(
@@ -37,6 +38,9 @@ class SchedulerState:
         self.target_pool = target_pool
         self.draft_pool = draft_pool
         self.batches = BatchManager(config.num_batches, config.max_batch_size)
+        for batch in self.batches.batches:
+            batch.columns.target.block_size = target_pool.block_size
+            batch.columns.draft.block_size = 1 if draft_pool is None else draft_pool.block_size
         self.waiting = WaitingQueue()
         self.sequences: dict[RequestId, SequenceState] = {}
         self.running: dict[RequestId, SequenceState] = {}
@@ -55,6 +59,8 @@ class SchedulerState:
         self.num_accepted_tokens = 0
         self._next_incarnation = 0
         self.keeps_all_drafts = config.draft_capacity is None and getattr(policies.selection, "keeps_all", False)
+        answers_for_all = hasattr(policies.draft_length, "num_draft_tokens_of_all")
+        self.has_steady_rounds = self.keeps_all_drafts and answers_for_all and draft_pool is not None
         self.load = Load(self)
 
     def set_mode(self, mode: Mode) -> None:
@@ -194,6 +200,8 @@ class SchedulerState:
 
     def drop_draft_kv(self, seq: SequenceState) -> None:
         """Give back the draft blocks of a sequence; its text is not touched."""
+        if seq.columns is not None:
+            self.batches.batches[seq.batch].columns.remove(seq)
         if seq.draft_capacity:
             assert self.draft_pool is not None
             self.draft_pool.release(seq.request_id)
@@ -258,9 +266,20 @@ class SchedulerState:
             seq.request_id, reason, prompt_len, seq.num_tokens - prompt_len, seq.num_preemptions, detail
         )
 
+    def refresh(self) -> None:
+        """Bring all sequences' own states up to date, for who looks at them from outside."""
+        for batch in self.batches.batches:
+            batch.columns.refresh()
+
+    def settle(self) -> None:
+        """Make the sequences' own states the truth about all of them: something is going to happen to some."""
+        for batch in self.batches.batches:
+            batch.columns.settle()
+
     def lose_drafter(self) -> None:
         """All draft KV is gone; drafts that already arrived stay usable."""
         self.drafter_up = False
+        self.settle()
         for seq in self.running.values():
             self.drop_draft_kv(seq)
         self.draft_freed.clear()  # a new drafter starts empty

@@ -15,18 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from minedraft.intervals import BusyTime, length_s, union
-from minedraft.run_data import ABORTED, COMPLETED, ERROR, OPEN, Floats, Ints, LatencyStats, RunData
+from minedraft.folding import Folded
+from minedraft.run_data import ABORTED, COMPLETED, ERROR, OPEN, LatencyStats, RunData
+from minedraft.slo import Slo
+from minedraft.tally import tally
 from minedraft.work import ZeroDraft
 
-
-@dataclass(frozen=True, slots=True)
-class Slo:
-    """Limits that a good request keeps, in milliseconds; None is no limit. As vLLM's `--goodput`."""
-
-    ttft_ms: float | None = None
-    tpot_ms: float | None = None
-    e2el_ms: float | None = None
+__all__ = ["Slo", "Summary", "detailed", "summarize"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +41,8 @@ class Summary:
         request_throughput: requests per second.
         request_goodput: requests per second that keep the `Slo`; None without one. A request with one token
             keeps any TPOT limit.
+        slo_attainment: requests that keep the `Slo`, as a share of all that arrived; None without one. Who failed,
+            for whatever reason, has not kept it.
         output_throughput: committed tokens per second.
         total_token_throughput: prompt and committed tokens per second.
         max_output_tokens_per_s: most tokens committed, for any request, within one whole second counted from
@@ -72,6 +69,9 @@ class Summary:
         mean_running_requests: requests in sub-batches, mean over verify works.
         max_running_requests: the most.
         mean_imbalance: largest minus smallest sub-batch, mean over verify works; 0 with one sub-batch.
+        empty_batch_share: verify works that saw another sub-batch empty when they were submitted, as a share of all;
+            0 with one sub-batch. Near 1 psd is sd.
+        backlog_by_tenth: see `minedraft.steady_state.backlog_by_tenth`; it keeps rising under overload.
         zero_draft_causes: entries without drafts by cause (`ZeroDraft`, lower case).
         num_preemptions: times that a request was given to the target in a new stay in the running set. A
             preempted request that never runs again isn't seen.
@@ -90,6 +90,8 @@ class Summary:
         request_throughput_per_device: over all devices of both groups, as are the next two.
         output_throughput_per_device: see above.
         total_token_throughput_per_device: see above.
+        percentile_error: largest relative error of medians and percentiles; 0 where all values were kept, which is so
+            unless a run is long (see `MetricsCollector`).
     """
 
     duration: float
@@ -102,6 +104,7 @@ class Summary:
     total_output_tokens: int
     request_throughput: float
     request_goodput: float | None
+    slo_attainment: float | None
     output_throughput: float
     total_token_throughput: float
     max_output_tokens_per_s: float
@@ -125,6 +128,8 @@ class Summary:
     mean_running_requests: float
     max_running_requests: int
     mean_imbalance: float
+    empty_batch_share: float
+    backlog_by_tenth: tuple[float, ...]
     zero_draft_causes: Mapping[str, int]
     num_preemptions: int
     num_failed_works: int
@@ -140,6 +145,7 @@ class Summary:
     request_throughput_per_device: float
     output_throughput_per_device: float
     total_token_throughput_per_device: float
+    percentile_error: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Flat and ready for JSON: `ttft` becomes `mean_ttft_ms`, `p99_ttft_ms` and so on."""
@@ -162,48 +168,46 @@ class Summary:
 
 
 def summarize(
-    run: RunData, *, slo: Slo | None = None, num_target_devices: int = 1, num_draft_devices: int = 1
+    run: RunData,
+    *,
+    slo: Slo | None = None,
+    num_target_devices: int = 1,
+    num_draft_devices: int = 1,
+    folded: Folded | None = None,
 ) -> Summary:
-    """All figures of a run."""
-    done = run.status == COMPLETED
-    num_done = int(done.sum())
-    start_s, stop_s = _window(run)
-    duration = stop_s - start_s
-    tokens_in, tokens_out = int(run.prompt_len[done].sum()), int(run.output_len[done].sum())
+    """All figures of a run; with `folded`, of a run of which `run` is what has not been folded."""
+    total = tally(run, slo) if folded is None else folded.tally(run)
+    num_open, num_done, num_aborted, num_errors = total.num_requests
+    duration = total.stop_s - total.start_s
+    tokens_in, tokens_out = total.total_input_tokens, total.total_output_tokens
     rates = [_ratio(n, duration) for n in (num_done, tokens_out, tokens_in + tokens_out)]
     num_devices = num_target_devices + num_draft_devices
     per_device = [_ratio(rate, num_devices) for rate in rates]
-    e2el = run.end_s[done] - run.arrival_s[done]
-    ttft = run.first_token_s[done] - run.arrival_s[done]
-    tpot = _tpot(ttft, e2el, run.output_len[done])
-    queue = run.first_scheduled_s[done] - run.arrival_s[done]
-    service = run.end_s[done] - run.first_scheduled_s[done]
     accepted = int(run.num_accepted_at.sum())
-    rounds = len(run.verify_spans_s)
     sizes = _Sizes.of(run.batch_sizes)
-    busy = BusyTime(run.verify_spans_s)
     return Summary(
         duration=duration,
         completed=num_done,
-        failed=len(done) - num_done,
-        num_aborted=int((run.status == ABORTED).sum()),
-        num_errors=int((run.status == ERROR).sum()),
-        num_unfinished=int((run.status == OPEN).sum()),
+        failed=num_open + num_aborted + num_errors,
+        num_aborted=num_aborted,
+        num_errors=num_errors,
+        num_unfinished=num_open,
         total_input_tokens=tokens_in,
         total_output_tokens=tokens_out,
         request_throughput=rates[0],
-        request_goodput=None if slo is None else _ratio(_num_good(slo, ttft, tpot, e2el), duration),
+        request_goodput=None if slo is None else _ratio(total.num_good, duration),
+        slo_attainment=None if slo is None else _ratio(total.num_good, sum(total.num_requests)),
         output_throughput=rates[1],
         total_token_throughput=rates[2],
         max_output_tokens_per_s=float(run.max_tokens_in_a_second),
-        max_concurrent_requests=_max_concurrent(run.arrival_s[done], run.end_s[done]),
-        ttft=LatencyStats.of_seconds(_known(ttft)),
-        tpot=LatencyStats.of_seconds(_known(tpot)),
-        itl=run.itl,
-        e2el=LatencyStats.of_seconds(e2el),
-        queue=LatencyStats.of_seconds(_known(queue)),
-        service=LatencyStats.of_seconds(_known(service)),
-        makespan=float(run.end_s[done].max() - start_s) if num_done else 0.0,
+        max_concurrent_requests=total.max_concurrent,
+        ttft=total.latencies["ttft"],
+        tpot=total.latencies["tpot"],
+        itl=total.latencies["itl"],
+        e2el=total.latencies["e2el"],
+        queue=total.latencies["queue"],
+        service=total.latencies["service"],
+        makespan=total.makespan,
         spec_decode_acceptance_rate=100.0 * _ratio(accepted, run.num_draft_tokens),
         spec_decode_acceptance_length=1.0 + _ratio(accepted, run.num_drafts),
         spec_decode_num_drafts=run.num_drafts,
@@ -211,28 +215,31 @@ def summarize(
         spec_decode_accepted_tokens=accepted,
         spec_decode_per_position_acceptance_rates=tuple([_ratio(int(n), run.num_drafts) for n in run.num_accepted_at]),
         num_drafted_tokens=run.num_drafted_tokens,
-        rounds=rounds,
-        mean_batch_size=_ratio(run.num_entries, rounds),
+        rounds=total.rounds,
+        mean_batch_size=_ratio(run.num_entries, total.rounds),
         mean_running_requests=sizes.mean_running,
         max_running_requests=sizes.max_running,
         mean_imbalance=sizes.mean_imbalance,
+        empty_batch_share=sizes.empty_share,
+        backlog_by_tenth=total.backlog_by_tenth,
         zero_draft_causes={
             cause.name.lower(): run.zero_draft[cause] for cause in ZeroDraft if cause is not ZeroDraft.NONE
         },
         num_preemptions=run.num_preemptions,
         num_failed_works=run.num_failed_works,
         num_drafter_losses=run.num_drafter_losses,
-        mean_verify_ms=1000.0 * _ratio(length_s(run.verify_spans_s), rounds),
-        mean_draft_ms=1000.0 * _ratio(length_s(run.draft_spans_s), len(run.draft_spans_s)),
-        target_utilisation=busy.share_of(np.array([[start_s, stop_s]])),
-        draft_utilisation=BusyTime(run.draft_spans_s).share_of(np.array([[start_s, stop_s]])),
-        overlapped_draft_share=busy.share_of(run.draft_spans_s),
-        decode_verify_share=busy.share_of(_decode_spans(run)),
+        mean_verify_ms=1000.0 * _ratio(total.verify_s, total.rounds),
+        mean_draft_ms=1000.0 * _ratio(total.draft_s, total.num_draft_works),
+        target_utilisation=total.target_utilisation,
+        draft_utilisation=total.draft_utilisation,
+        overlapped_draft_share=total.overlapped_draft_share,
+        decode_verify_share=total.decode_verify_share,
         num_target_devices=num_target_devices,
         num_draft_devices=num_draft_devices,
         request_throughput_per_device=per_device[0],
         output_throughput_per_device=per_device[1],
         total_token_throughput_per_device=per_device[2],
+        percentile_error=total.percentile_error,
     )
 
 
@@ -260,52 +267,6 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole > 0 else 0.0
 
 
-def _known(values: Floats) -> Floats:
-    return values[~np.isnan(values)]
-
-
-def _tpot(ttft: Floats, e2el: Floats, tokens: Ints) -> Floats:
-    """Seconds per token after the first; NaN for a request with fewer than two."""
-    several = tokens > 1
-    tpot = np.full(len(tokens), np.nan)
-    tpot[several] = (e2el[several] - ttft[several]) / (tokens[several] - 1)
-    return tpot
-
-
-def _num_good(slo: Slo, ttft: Floats, tpot: Floats, e2el: Floats) -> int:
-    good = np.ones(len(e2el), dtype=np.bool_)
-    for limit_ms, values_s in ((slo.ttft_ms, ttft), (slo.tpot_ms, tpot), (slo.e2el_ms, e2el)):
-        if limit_ms is not None:
-            good &= ~(values_s * 1000.0 > limit_ms)  # NaN keeps every limit
-    return int(good.sum())
-
-
-def _window(run: RunData) -> tuple[float, float]:
-    """First arrival, and the end of `Summary.duration`."""
-    if not run.arrival_s.size:
-        return 0.0, 0.0
-    start_s = float(run.arrival_s.min())
-    stop_s = run.last_event_s if (run.status == OPEN).any() else float(run.end_s.max())
-    return start_s, max(start_s, stop_s)
-
-
-def _max_concurrent(arrival_s: Floats, end_s: Floats) -> int:
-    """Most intervals that touch one whole second since the first of them begins."""
-    if not arrival_s.size:
-        return 0
-    first = arrival_s.min()
-    enter, leave = np.floor(arrival_s - first), np.floor(end_s - first) + 1.0
-    times = np.concatenate([leave, enter])  # leave first: a stable sort keeps that among equal times
-    change = np.concatenate([np.full(len(leave), -1), np.full(len(enter), 1)])
-    return int(change[np.argsort(times, kind="stable")].cumsum().max())
-
-
-def _decode_spans(run: RunData) -> Floats:
-    """Disjoint spans in which at least one request is between its first and its last token."""
-    decoding = ~np.isnan(run.first_token_s)
-    return union(np.column_stack([run.first_token_s[decoding], run.last_token_s[decoding]]))
-
-
 @dataclass(frozen=True, slots=True)
 class _Sizes:
     """Means over verify works of what the sizes of the sub-batches say."""
@@ -313,6 +274,7 @@ class _Sizes:
     mean_running: float
     max_running: int
     mean_imbalance: float
+    empty_share: float
 
     @classmethod
     def of(cls, counts: Mapping[tuple[int, ...], int]) -> _Sizes:
@@ -321,4 +283,5 @@ class _Sizes:
         running = sum(n * sum(sizes) for sizes, n in seen.items())
         spread = sum(n * (max(sizes) - min(sizes)) for sizes, n in seen.items())
         most = max((sum(sizes) for sizes in seen), default=0)
-        return cls(_ratio(running, works), most, _ratio(spread, works))
+        empty = sum(n for sizes, n in seen.items() if 0 in sizes)
+        return cls(_ratio(running, works), most, _ratio(spread, works), _ratio(empty, works))

@@ -52,13 +52,19 @@ class TraceWriter:
     Args:
         path: the file, overwritten.
         show_requests: also mark arrivals and aborts.
+        num_targets: lanes of targets, where several share the drafter.
+        num_batches: of each target: batch b belongs to target b // num_batches.
 
     Raises:
         OSError: the file can't be written.
     """
 
-    def __init__(self, path: str | Path, *, show_requests: bool = False) -> None:
+    def __init__(
+        self, path: str | Path, *, show_requests: bool = False, num_targets: int = 1, num_batches: int = 1
+    ) -> None:
         self._show_requests = show_requests
+        self._num_targets = num_targets
+        self._num_batches = num_batches
         self._file = Path(path).open("wb", buffering=0)  # noqa: SIM115 (closed by close)
         self._pending: list[str] = []
         self._num_pending_bytes = 0
@@ -130,7 +136,7 @@ class TraceWriter:
         lane = DRAFTER_LANE
         args = f'"work":{work.work_id},"requests":{len(work.request_ids)},"new_tokens":{sum(work.num_new)}'
         if isinstance(event.result, VerifyResult):
-            lane = TARGET_LANE
+            lane = self._target_lane(work)
             accepted, committed = sum(event.result.num_accepted), sum(event.result.num_committed)
             args += f',"drafts":{sum(work.num_draft)},"accepted":{accepted},"committed":{committed}'
         else:
@@ -145,7 +151,7 @@ class TraceWriter:
         if entry is None:
             return
         work, number, submitted_s = entry
-        lane = TARGET_LANE
+        lane = self._target_lane(work)
         if isinstance(work, DraftWork):
             lane = DRAFTER_LANE
             self._drafted_since_s[work.batch] = now_s  # it goes on without drafts
@@ -177,12 +183,19 @@ class TraceWriter:
 
     def _name_lanes(self) -> None:
         self._put_lane("process_name", DEVICES, 0, "device groups")
-        self._put_lane("thread_name", DEVICES, TARGET_LANE, "target")
+        self._put_lane("thread_name", DEVICES, TARGET_LANE, "target" if self._num_targets == 1 else "target 0")
         self._put_lane("thread_name", DEVICES, DRAFTER_LANE, "drafter")
+        for number in range(1, self._num_targets):
+            self._put_lane("thread_name", DEVICES, DRAFTER_LANE + number, f"target {number}")
         self._put_lane("process_name", BATCHES, 0, "sub-batches")
 
     def _put_lane(self, what: str, process: int, lane: int, name: str) -> None:
         self._put(f'"ph":"M","name":"{what}","pid":{process},"tid":{lane},"args":{{"name":"{name}"}}')
+
+    def _target_lane(self, work: Work) -> int:
+        """The first target's lane lies above the drafter's, those of the others below."""
+        number = 0 if self._num_targets == 1 else work.batch // self._num_batches
+        return DRAFTER_LANE + number if number else TARGET_LANE
 
     def _us(self, time_s: float) -> str:
         """Microseconds since the start, to the nanosecond."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, NamedTuple
+from itertools import islice, repeat
+from typing import Any, Final, NamedTuple
 
 from minedraft.batch import Batch, BatchPhase
 from minedraft.memory_pressure import reserve_target
@@ -11,7 +12,10 @@ from minedraft.policy import Draft, PolicyError
 from minedraft.request import FinishReason, RequestOutput
 from minedraft.sequence import SequenceState
 from minedraft.state import SchedulerState
+from minedraft.steady import DRAFTED, Ended
 from minedraft.work import NUM_ZERO_DRAFT_CAUSES, VerifyResult, VerifyWork, WorldError, ZeroDraft
+
+NO_ZERO_DRAFTS: Final = (0,) * NUM_ZERO_DRAFT_CAUSES
 
 
 class VerifyInFlight(NamedTuple):
@@ -34,33 +38,66 @@ def build_verify(state: SchedulerState, batch: Batch, work_id: int) -> VerifyInF
     """
     if not state.keeps_all_drafts:
         _select(state, batch)
+    columns = batch.columns
+    if columns.stage != DRAFTED:
+        columns.settle()
     seqs, drafts = _place_decodes(state, batch)
     if batch.phase is BatchPhase.IDLE:
         return None  # all gave way; whoever was incoming has joined, and starts with a round of its own
+    num_steady = len(columns.seqs)
+    others = seqs[num_steady:] if num_steady else seqs
+    if num_steady == len(batch.members):
+        columns.work_id = work_id
+        return VerifyInFlight(_steady_work(state, batch, work_id), tuple(seqs))
     num_new = [1] * len(seqs)
     is_last = [True] * len(seqs)
     if len(seqs) < len(batch.members):
         budget = state.config.max_num_batched_tokens - len(seqs) - sum(drafts)
         _place_prefills(batch, budget, seqs, num_new, is_last)
         drafts += [0] * (len(seqs) - len(drafts))
+        others = seqs[num_steady:]
     if not seqs:
         return None
+    if num_steady:
+        columns.work_id = work_id
     work = VerifyWork(
         work_id,
         batch.index,
-        tuple([seq.request_id for seq in seqs]),
-        tuple([seq.incarnation for seq in seqs]),
-        tuple([seq.round for seq in seqs]),
-        tuple([seq.num_tokens - seq.num_uncomputed for seq in seqs]),
+        columns.request_ids + tuple([seq.request_id for seq in others]),
+        columns.incarnations + tuple([seq.incarnation for seq in others]),
+        columns.rounds + tuple([seq.round for seq in others]),
+        columns.computed + tuple([seq.num_tokens - seq.num_uncomputed for seq in others]),
         tuple(num_new),
         tuple(drafts),
         tuple(is_last),
-        _count_causes(state, seqs, drafts),
+        _count_causes(state, others, drafts),
         state.batches.sizes(),
         tuple(state.target_freed),
     )
     state.target_freed.clear()
     return VerifyInFlight(work, tuple(seqs))
+
+
+def _steady_work(state: SchedulerState, batch: Batch, work_id: int) -> VerifyWork:
+    """The work of a batch of which every member is in the columns."""
+    columns = batch.columns
+    size = len(columns.seqs)
+    work = VerifyWork(
+        work_id,
+        batch.index,
+        columns.request_ids,
+        columns.incarnations,
+        columns.rounds,
+        columns.computed,
+        (1,) * size,
+        (columns.k,) * size,
+        (True,) * size,
+        NO_ZERO_DRAFTS,
+        state.batches.sizes(),
+        tuple(state.target_freed),
+    )
+    state.target_freed.clear()
+    return work
 
 
 def _select(state: SchedulerState, batch: Batch) -> None:
@@ -104,15 +141,24 @@ def _place_decodes(state: SchedulerState, batch: Batch) -> tuple[list[SequenceSt
 
 
 def _reserve_decodes(state: SchedulerState, batch: Batch) -> tuple[list[SequenceState], list[int]]:
-    decodes = [seq for seq in batch.members.values() if seq.num_uncomputed == 1]
+    columns = batch.columns
+    if columns.seqs and not columns.reserve_targets(state.target_pool):
+        columns.rest()
+    steady = columns.seqs.copy()
+    drafts = [columns.k] * len(steady)
+    if len(steady) == len(batch.members):
+        return steady, drafts
+    decodes = [seq for seq in batch.members.values() if seq.num_uncomputed == 1 and seq.columns is None]
     for seq in decodes:
         wanted = seq.num_tokens + seq.num_selected
         if wanted > seq.target_capacity:
             capacity = state.target_pool.reserve(seq.request_id, wanted)
             if not capacity:
+                columns.give_up_targets(state.target_pool)
+                decodes = [seq for seq in batch.members.values() if seq.num_uncomputed == 1]
                 return _squeeze_decodes(state, batch, decodes)
             seq.target_capacity = capacity
-    return decodes, [seq.num_selected for seq in decodes]
+    return steady + decodes, drafts + [seq.num_selected for seq in decodes]
 
 
 def _squeeze_decodes(
@@ -158,12 +204,13 @@ def _place_prefills(
         is_last.append(chunk == remaining)
 
 
-def _count_causes(state: SchedulerState, seqs: list[SequenceState], drafts: list[int]) -> tuple[int, ...]:
+def _count_causes(state: SchedulerState, others: list[SequenceState], drafts: list[int]) -> tuple[int, ...]:
+    """Why entries have no drafts; `others` are the last ones, and all before them have some."""
     counts = [0] * NUM_ZERO_DRAFT_CAUSES
     if not state.speculating and not any(drafts):
-        counts[ZeroDraft.NO_SPECULATION] = len(seqs)
+        counts[ZeroDraft.NO_SPECULATION] = len(others)
         return tuple(counts)
-    for seq, num_draft in zip(seqs, drafts, strict=True):
+    for seq, num_draft in zip(others, islice(drafts, len(drafts) - len(others), None), strict=True):
         if not num_draft:
             counts[seq.zero_cause] += 1
     return tuple(counts)
@@ -184,14 +231,39 @@ def apply_verify(
     accepted, committed, reasons = result
     if len(accepted) != len(seqs) or len(committed) != len(seqs):
         raise WorldError(f"verify work {work.work_id} has {len(seqs)} entries, its result {len(accepted)}")
-    if reasons is None and committed == work.is_last and not any(work.num_draft) and not any(accepted):
+    columns = batch.columns
+    if columns.seqs and columns.work_id == work.work_id:
+        first = len(columns.seqs)
+        ended = _commit_columns(state, batch, in_flight, result)
+        if first < len(seqs):
+            ended += _commit(state, batch, in_flight, result, first)
+    elif reasons is None and committed == work.is_last and not any(work.num_draft) and not any(accepted):
         ended = _commit_plain(state, batch, in_flight)
     else:
         ended = _commit(state, batch, in_flight, result)
     return [state.finish(seq, reason) for seq, reason in ended]
 
 
-Ended = list[tuple[SequenceState, FinishReason]]
+def _commit_columns(state: SchedulerState, batch: Batch, in_flight: VerifyInFlight, result: VerifyResult) -> Ended:
+    """Commit what the first entries of a step, the members of the columns, accepted."""
+    work, columns = in_flight.work, batch.columns
+    accepted, committed, reasons = result
+    size = len(columns.seqs)
+    if size < len(accepted):
+        accepted, committed = accepted[:size], committed[:size]
+    usual = tuple(map(operator.add, accepted, repeat(1)))
+    if committed != usual or min(accepted) < 0 or max(accepted) > columns.k:
+        for i in range(size):
+            if committed[i] != usual[i] or not 0 <= accepted[i] <= columns.k:
+                _check_cut(work, i, accepted[i], committed[i], None if reasons is None else reasons[i])
+    columns.commit(accepted, committed)
+    assert state.draft_pool is not None
+    columns.trim(state.target_pool, state.draft_pool)
+    batch.num_tokens += sum(committed)
+    state.num_rounds += size
+    state.num_draft_tokens += size * columns.k
+    state.num_accepted_tokens += sum(accepted)
+    return columns.ended(reasons)
 
 
 def _commit_plain(state: SchedulerState, batch: Batch, in_flight: VerifyInFlight) -> Ended:
@@ -220,8 +292,10 @@ def _commit_plain(state: SchedulerState, batch: Batch, in_flight: VerifyInFlight
     return ended
 
 
-def _commit(state: SchedulerState, batch: Batch, in_flight: VerifyInFlight, result: VerifyResult) -> Ended:
-    """Commit any step."""
+def _commit(
+    state: SchedulerState, batch: Batch, in_flight: VerifyInFlight, result: VerifyResult, first: int = 0
+) -> Ended:
+    """Commit any step, from its entry number `first` on."""
     work, seqs = in_flight
     accepted, committed, reasons = result
     ended: Ended = []
@@ -230,7 +304,8 @@ def _commit(state: SchedulerState, batch: Batch, in_flight: VerifyInFlight, resu
     # In two halves: the type of `zip` knows no more than five columns.
     planned = zip(seqs, work.incarnations, work.num_new, work.num_draft, work.is_last, strict=True)
     columns = zip(planned, accepted, committed, strict=True)
-    for i, ((seq, incarnation, num_new, num_draft, last), num_accepted, num_committed) in enumerate(columns):
+    rows = islice(columns, first, None) if first else columns
+    for i, ((seq, incarnation, num_new, num_draft, last), num_accepted, num_committed) in enumerate(rows, first):
         reason = None if reasons is None else reasons[i]
         if num_committed != (num_accepted + 1 if last else 0) or num_accepted > num_draft or num_accepted < 0:
             _check_cut(work, i, num_accepted, num_committed, reason)
@@ -292,6 +367,7 @@ def _check_cut(work: VerifyWork, i: int, num_accepted: int, num_committed: int, 
 
 def cancel_verify(state: SchedulerState, in_flight: VerifyInFlight) -> None:
     """The work came to nothing: no token counts, its drafts are used up and their blocks go back."""
+    state.batches.batches[in_flight.work.batch].columns.settle()
     for seq, incarnation in zip(in_flight.seqs, in_flight.work.incarnations, strict=True):
         if seq.incarnation == incarnation:
             seq.clear_draft()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from minedraft.batch import BatchView
@@ -24,6 +25,10 @@ class Fixed:
     def num_draft_tokens(self, seq: SequenceView, batch: BatchView, load: LoadView) -> int:
         """The constant."""
         return seq.max_draft_tokens if self.k is None else self.k
+
+    def num_draft_tokens_of_all(self, batch: BatchView, load: LoadView) -> int:
+        """The constant."""
+        return sys.maxsize if self.k is None else self.k
 
 
 class ByBatchSize:
@@ -57,6 +62,10 @@ class ByBatchSize:
 
     def num_draft_tokens(self, seq: SequenceView, batch: BatchView, load: LoadView) -> int:
         """First row that the batch fits in."""
+        return self.num_draft_tokens_of_all(batch, load)
+
+    def num_draft_tokens_of_all(self, batch: BatchView, load: LoadView) -> int:
+        """The same: the request doesn't matter."""
         num_requests = batch.num_requests
         for size, k in self.rows:
             if num_requests <= size:

@@ -1,11 +1,10 @@
 """Acceptance models: how many drafts the target accepts.
 
-A token's fate is keyed by (seed, request, position): output position p of a request has one uniform number
-U(p), and a draft for p in slot j of its round is accepted iff all earlier slots were and U(p) < c_j, the
-slot's conditional rate. So the draft length, the policies, the batches, a preemption or a failed step change
-which positions are asked for but never what would have been accepted: runs that differ in policy share their
-luck (common random numbers). Uniforms are drawn lazily per request, in order of position, and none at all
-without drafts.
+A token's fate is keyed by (seed, request, position), see `minedraft.sim.fates`: output position p of a request has one
+uniform number U(p), and a draft for p in slot j of its round is accepted iff all earlier slots were and U(p) < c_j, the
+slot's conditional rate. So the draft length, the policies, the batches, a preemption or a failed step change which
+positions are asked for but never what would have been accepted: runs that differ in policy share their luck (common
+random numbers). Nothing is drawn without drafts.
 
 In a run every position is asked for at most once in a round that counts, so the counts of a request's rounds
 are independent, and the mean over rounds follows the closed form `expected_tokens`.
@@ -14,11 +13,12 @@ are independent, and the mean over rounds follows the closed form `expected_toke
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, count
 from typing import Protocol
 
 from minedraft.request import RequestId
+from minedraft.sim.fates import TokenFates, digest_words, threshold
 
 
 class AcceptanceModel(Protocol):
@@ -41,36 +41,6 @@ class AcceptanceModel(Protocol):
     def forget(self, request_id: RequestId) -> None:
         """Drop what is kept for a request that has ended; unknown ids are ignored."""
         ...
-
-
-class TokenFates:
-    """The uniforms U(request, position), drawn lazily.
-
-    Attributes:
-        drawn: by request, the uniforms of its first positions. Models read it directly: this is a hot path.
-    """
-
-    __slots__ = ("_seed", "_streams", "drawn")
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._streams: dict[RequestId, random.Random] = {}
-        self.drawn: dict[RequestId, list[float]] = {}
-
-    def draw(self, request_id: RequestId, length: int) -> list[float]:
-        """Make sure that a request has at least `length` uniforms; returns them all."""
-        uniforms = self.drawn.setdefault(request_id, [])
-        stream = self._streams.get(request_id)
-        if stream is None:
-            stream = self._streams[request_id] = random.Random(f"{self._seed}/accept/{request_id}")
-        # A few more than needed: one call in several rounds instead of one per round.
-        uniforms.extend([stream.random() for _ in range(length + 16 - len(uniforms))])
-        return uniforms
-
-    def forget(self, request_id: RequestId) -> None:
-        """Drop what is kept for a request."""
-        self.drawn.pop(request_id, None)
-        self._streams.pop(request_id, None)
 
 
 def _check_unit(name: str, value: float) -> None:
@@ -106,6 +76,7 @@ class SyntheticRates:
         self.rates = rates
         before = (1.0, *rates)
         self._conditional = tuple(rate / prior if prior else 0.0 for rate, prior in zip(rates, before, strict=False))
+        self._thresholds = tuple(map(threshold, self._conditional))
         self._fates = TokenFates(seed)
 
     def num_accepted(self, request_id: RequestId, position: int, num_draft: int) -> int:
@@ -115,7 +86,7 @@ class SyntheticRates:
             ValueError: more drafts than there are rates.
         """
         self._check_length(num_draft)
-        return _leading_below_each(self._fates, request_id, position, num_draft, self._conditional)
+        return self._fates.num_below_each(request_id, position, num_draft, self._thresholds)
 
     def conditional_rates(self, request_id: RequestId, num_draft: int) -> tuple[float, ...]:
         """See `AcceptanceModel`."""
@@ -186,11 +157,12 @@ class ConstantRate:
     def __init__(self, alpha: float, *, seed: int = 0) -> None:
         _check_unit("alpha", alpha)
         self.alpha = alpha
+        self._threshold = threshold(alpha)
         self._fates = TokenFates(seed)
 
     def num_accepted(self, request_id: RequestId, position: int, num_draft: int) -> int:
         """See `AcceptanceModel`."""
-        return _leading_below(self._fates, request_id, position, num_draft, self.alpha)
+        return self._fates.num_below(request_id, position, num_draft, self._threshold)
 
     def conditional_rates(self, request_id: RequestId, num_draft: int) -> tuple[float, ...]:
         """See `AcceptanceModel`."""
@@ -234,14 +206,14 @@ class RisingRate:
         self.first = first
         self.limit = limit
         self.rise = rise
-        self._conditional: tuple[float, ...] = ()
+        self._thresholds: tuple[int, ...] = ()
         self._fates = TokenFates(seed)
 
     def num_accepted(self, request_id: RequestId, position: int, num_draft: int) -> int:
         """See `AcceptanceModel`."""
-        if num_draft > len(self._conditional):
-            self._conditional = self.conditional_rates(request_id, num_draft)
-        return _leading_below_each(self._fates, request_id, position, num_draft, self._conditional)
+        if num_draft > len(self._thresholds):
+            self._thresholds = tuple(map(threshold, self.conditional_rates(request_id, num_draft)))
+        return self._fates.num_below_each(request_id, position, num_draft, self._thresholds)
 
     def conditional_rates(self, request_id: RequestId, num_draft: int) -> tuple[float, ...]:
         """See `AcceptanceModel`."""
@@ -281,6 +253,8 @@ class BetaRate:
         self.b = (1.0 - mean) * concentration
         self._seed = seed
         self._alphas: dict[RequestId, float] = {}
+        self._thresholds: dict[RequestId, int] = {}
+        self._source = _NamedRandom()
         self._fates = TokenFates(seed)
 
     @classmethod
@@ -297,7 +271,10 @@ class BetaRate:
 
     def num_accepted(self, request_id: RequestId, position: int, num_draft: int) -> int:
         """See `AcceptanceModel`."""
-        return _leading_below(self._fates, request_id, position, num_draft, self.alpha_of(request_id))
+        limit = self._thresholds.get(request_id)
+        if limit is None:
+            limit = self._thresholds[request_id] = threshold(self.alpha_of(request_id))
+        return self._fates.num_below(request_id, position, num_draft, limit)
 
     def conditional_rates(self, request_id: RequestId, num_draft: int) -> tuple[float, ...]:
         """See `AcceptanceModel`; the request's own rate."""
@@ -306,14 +283,15 @@ class BetaRate:
     def forget(self, request_id: RequestId) -> None:
         """See `AcceptanceModel`."""
         self._alphas.pop(request_id, None)
+        self._thresholds.pop(request_id, None)
         self._fates.forget(request_id)
 
     def alpha_of(self, request_id: RequestId) -> float:
         """The request's rate."""
         alpha = self._alphas.get(request_id)
         if alpha is None:
-            stream = random.Random(f"{self._seed}/alpha/{request_id}")
-            alpha = self._alphas[request_id] = stream.betavariate(self.a, self.b)
+            self._source.start(f"{self._seed}/alpha/{request_id}")
+            alpha = self._alphas[request_id] = self._source.betavariate(self.a, self.b)
         return alpha
 
     def expected_tokens(self, num_draft: int) -> float:
@@ -329,25 +307,21 @@ class BetaRate:
         return total
 
 
-def _leading_below(fates: TokenFates, request_id: RequestId, position: int, num_draft: int, alpha: float) -> int:
-    """How many of the round's uniforms, from its first on, lie below alpha."""
-    uniforms = fates.drawn.get(request_id)
-    if uniforms is None or len(uniforms) < position + num_draft:
-        uniforms = fates.draw(request_id, position + num_draft)
-    for slot in range(num_draft):
-        if uniforms[position + slot] >= alpha:
-            return slot
-    return num_draft
+class _NamedRandom(random.Random):
+    """Python's distributions over the digests of a name, which cost less than seeding a Mersenne Twister with it."""
+
+    def start(self, name: str) -> None:
+        """Draw from the stream of this name next, from its beginning."""
+        self._values = _uniforms(name)
+
+    def random(self) -> float:
+        """See `random.Random`."""
+        return next(self._values)
 
 
-def _leading_below_each(
-    fates: TokenFates, request_id: RequestId, position: int, num_draft: int, rates: Sequence[float]
-) -> int:
-    """The same where each slot has a rate of its own."""
-    uniforms = fates.drawn.get(request_id)
-    if uniforms is None or len(uniforms) < position + num_draft:
-        uniforms = fates.draw(request_id, position + num_draft)
-    for slot in range(num_draft):
-        if uniforms[position + slot] >= rates[slot]:
-            return slot
-    return num_draft
+def _uniforms(name: str) -> Iterator[float]:
+    """Numbers in [0, 1) of 53 bits, without end."""
+    for block in count():
+        words = digest_words(f"{name}/{block}")
+        for high, low in zip(words[::2], words[1::2], strict=True):
+            yield ((high >> 5) * 67108864.0 + (low >> 6)) / 9007199254740992.0

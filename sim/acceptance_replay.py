@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 from minedraft.request import RequestId
-from minedraft.sim.acceptance import TokenFates
 from minedraft.sim.acceptance_log import UNKNOWN, LoggedRequest
+from minedraft.sim.fates import TokenFates, threshold
 from minedraft.sim.workload import WorkloadError
 
 
@@ -94,10 +94,7 @@ class LoggedAcceptance:
         return found
 
     def _draw(self, request_id: RequestId, position: int) -> bool:
-        uniforms = self._fates.drawn.get(request_id)
-        if uniforms is None or len(uniforms) <= position:
-            uniforms = self._fates.draw(request_id, position + 1)
-        return uniforms[position] < self._rate(request_id)
+        return self._fates.num_below(request_id, position, 1, threshold(self._rate(request_id))) == 1
 
     def _rate(self, request_id: RequestId) -> float:
         rate = self._rates.get(request_id)

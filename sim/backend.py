@@ -17,6 +17,10 @@ in particular). With stage times V and t and overhead o, two sub-batches on two 
 max(V, t) + o, and one batch V + t + o: the terms of the equal-k identity Delta = (V + t + o) / (max(V, t) +
 o) - 1.
 
+**Links.** With `traffic` the groups are joined by a link (`minedraft.sim.links`, which says what travels): a work for
+the group across it starts when its message has arrived, and its end is told when the answer has. Times of a work are
+its device's own. Which way works take is chosen once, so that a world without a link pays nothing for it.
+
 **Truth.** The world knows what the core must not: how long each answer will be and which drafts will be
 accepted. It reads a request's position off the work itself (`num_computed + num_new`), so a step that failed
 or was thrown away leaves no trace.
@@ -30,14 +34,16 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import compress, repeat
 from operator import add, ge
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import simpy
 
 from minedraft.request import FinishReason, RequestId
 from minedraft.sim.acceptance import AcceptanceModel
+from minedraft.sim.arrivals import ArrivalStream
 from minedraft.sim.cost import CostModel
 from minedraft.sim.faults import Faults
+from minedraft.sim.links import Lane, Traffic
 from minedraft.sim.workload import SimRequest, WorkloadError
 from minedraft.work import (
     DrafterLost,
@@ -74,6 +80,15 @@ class _Job:
         self.duration_s = duration_s
         self.done = done
         self.started_s = math.nan
+
+    @property
+    def ended_s(self) -> float:
+        """When the device was done with it."""
+        return self.started_s + self.duration_s
+
+
+_Step = Callable[[_Job], None]
+"""What is done with a job next."""
 
 
 class Device:
@@ -135,6 +150,11 @@ class Device:
             job.done(job)
 
 
+def new_environment() -> Any:
+    """A SimPy environment for several worlds to share, at time 0."""
+    return simpy.Environment()
+
+
 class _Truth(NamedTuple):
     """What the world knows of a living request."""
 
@@ -152,15 +172,20 @@ class SimBackend:
     alive.
 
     Args:
-        workload: requests in order of arrival, pulled one at a time as simulated time gets there.
+        workload: requests in order of arrival, pulled one at a time as simulated time gets there; or a stream that
+            somebody else starts, who calls `enter`: several worlds may share it, and an environment.
         cost: seconds on the device per work.
         acceptance: how many drafts are accepted.
         colocated: the drafter runs on the target's device, one work at a time.
+        drafter: the drafter's device, if it serves other worlds too; works of all of them queue there.
+        drafts_on_host: there is no drafter's device: drafts are looked up on the host, beside its other work.
+        traffic: what travels between the two groups, over which link; None for nothing that takes time.
         round_overhead_s: host time per `VerifyWork`, in seconds, at least 0.
         max_concurrency: a request arrives only while fewer than this many are in the system, as with `vllm
             bench serve --max-concurrency`; with all requests at once it is a closed loop, in which the next
             one arrives in the instant in which one ends. None for no limit.
         faults: what goes wrong.
+        num_drafted: how many tokens a drafter comes up with, per entry of a work; None for all that are asked for.
         draft_probs: report the acceptance model's conditional rates as the drafted tokens' probabilities, for
             selection policies: a drafter whose confidence is exactly right on average.
         env: an environment to live in, for users with processes of their own; a new one by default. Only
@@ -169,8 +194,10 @@ class SimBackend:
     Attributes:
         env: the SimPy environment.
         target: the target's device.
-        drafter: the drafter's device; the same object if colocated.
+        drafter: the drafter's device; the same object as the target's if colocated, as the host if it drafts.
         host: the host, a device too.
+        to_drafter: the link's lane from target to drafter; None without a link.
+        to_target: the other lane.
 
     Raises:
         ValueError: an argument is out of range.
@@ -180,28 +207,36 @@ class SimBackend:
 
     def __init__(
         self,
-        workload: Iterable[SimRequest],
+        workload: Iterable[SimRequest] | ArrivalStream,
         cost: CostModel,
         acceptance: AcceptanceModel,
         *,
         colocated: bool = False,
+        drafter: Device | None = None,
+        drafts_on_host: bool = False,
+        traffic: Traffic | None = None,
         round_overhead_s: float = 0.0,
         max_concurrency: int | None = None,
         faults: Faults = _NO_FAULTS,
+        num_drafted: Callable[[DraftWork], tuple[int, ...]] | None = None,
         draft_probs: bool = False,
         env: simpy.Environment | None = None,
     ) -> None:
         if not 0.0 <= round_overhead_s < math.inf:
             raise ValueError(f"round_overhead_s is {round_overhead_s}, must be finite and >= 0")
-        if max_concurrency is not None and max_concurrency < 1:
-            raise ValueError(f"max_concurrency is {max_concurrency}, must be >= 1 (or None for no limit)")
+        if colocated + drafts_on_host + (traffic is not None) > 1:
+            raise ValueError("colocated, drafts_on_host and traffic exclude each other: a link joins two device groups")
         self.env = simpy.Environment() if env is None else env
         self.target = Device(self.env)
-        self.drafter = self.target if colocated else Device(self.env)
         self.host = Device(self.env)
+        if drafter is not None and (colocated or drafts_on_host):
+            raise ValueError("drafter is given, but the drafter has no device of its own")
+        own = drafter if drafter is not None else Device(self.env)
+        self.drafter = self.target if colocated else self.host if drafts_on_host else own
         self._cost = cost
         self._acceptance = acceptance
         self._overhead_s = round_overhead_s
+        self._num_drafted = num_drafted
         self._draft_probs = draft_probs
         self._events: deque[Event] = deque()
         self._num_in_flight = 0
@@ -210,13 +245,14 @@ class SimBackend:
         self._truths: dict[RequestId, _Truth] = {}
         # Per request the num_computed + num_new with which a step without drafts yields its last token.
         self._ends_at: dict[RequestId, int] = {}
-        self._workload = iter(workload)
-        self._head: SimRequest | None = None  # the next to arrive
-        self._head_held = False  # by max_concurrency
-        self._max_concurrency = math.inf if max_concurrency is None else max_concurrency
         self._drafter_up = True
+        self._connect(traffic)
         self._install(faults)
-        self._pull()
+        if isinstance(workload, ArrivalStream):
+            self._arrivals = workload
+        else:
+            self._arrivals = ArrivalStream(self.env, workload, max_concurrency)
+            self._arrivals.start(self.enter)
 
     # --- the seam
 
@@ -229,20 +265,20 @@ class SimBackend:
         """See `Backend`."""
         self._num_in_flight += 1
         if type(work) is VerifyWork:
-            job = _Job(work, self._cost.verify_s(work), self._verify_done, self._num_arrived)
+            job = _Job(work, self._cost.verify_s(work), self._verify_ended, self._num_arrived)
             if self._overhead_s or self.host.busy:
                 self._through_host(job, self._overhead_s)
             else:
-                self.target.submit(job)
+                self._start_verify(job)
         else:
             assert type(work) is DraftWork, work
             self._submit_draft(work)
 
     def next_event(self) -> Event | None:
         """See `Backend` and the class docstring."""
-        events, step = self._events, self.env.step
+        events, step, arrivals = self._events, self.env.step, self._arrivals
         while not events:
-            if self._head is None and not self._truths and not self._num_in_flight:
+            if arrivals.head is None and not self._truths and not self._num_in_flight:
                 return None
             try:
                 step()
@@ -273,12 +309,12 @@ class SimBackend:
             self._num_in_flight -= 1
             self._events.append(WorkFailed(work.work_id, "the drafter is down"))
             return
-        job = _Job(work, self._cost.draft_s(work), self._draft_done)
+        job = _Job(work, self._cost.draft_s(work), self._draft_ended)
         self._drafts[work.work_id] = job
-        if self.host.busy:
+        if self.host.busy and self.drafter is not self.host:
             self._through_host(job, 0.0)
         else:
-            self.drafter.submit(job)
+            self._start_draft(job)
 
     def _through_host(self, job: _Job, duration_s: float) -> None:
         self.host.submit(_Job(job.work, duration_s, lambda _: self._to_device(job)))
@@ -286,9 +322,9 @@ class SimBackend:
     def _to_device(self, job: _Job) -> None:
         work = job.work
         if type(work) is VerifyWork:
-            self.target.submit(job)
+            self._start_verify(job)
         elif work is not None and work.work_id in self._drafts:  # else the drafter was lost meanwhile
-            self.drafter.submit(job)
+            self._start_draft(job)
 
     def _draft_done(self, job: _Job) -> None:
         work = job.work
@@ -298,12 +334,14 @@ class SimBackend:
         if self._draft_fails is not None and next(self._draft_fails):
             self._events.append(WorkFailed(work.work_id, "injected draft failure"))
             return
+        num_drafted = work.num_draft if self._num_drafted is None else self._num_drafted(work)
         probs = None
         if self._draft_probs:
-            rates = self._acceptance.conditional_rates
-            columns = zip(work.request_ids, work.num_draft, strict=True)
-            probs = tuple([rates(request_id, k) if k else () for request_id, k in columns])
-        self._events.append(WorkDone(work.work_id, DraftResult(work.num_draft, probs), job.started_s, self.env.now))
+            rates, truths = self._acceptance.conditional_rates, self._truths
+            columns = zip(work.request_ids, num_drafted, strict=True)
+            # Nobody asks for those of a request that has ended, and the model would keep what it draws for it.
+            probs = tuple([rates(request_id, k) if k and request_id in truths else () for request_id, k in columns])
+        self._events.append(WorkDone(work.work_id, DraftResult(num_drafted, probs), job.started_s, job.ended_s))
 
     def _verify_done(self, job: _Job) -> None:
         work = job.work
@@ -314,7 +352,7 @@ class SimBackend:
             return
         make = self._draft_result if any(work.num_draft) else self._plain_result
         result = make(work, job.num_arrived)
-        self._events.append(WorkDone(work.work_id, result, job.started_s, self.env.now))
+        self._events.append(WorkDone(work.work_id, result, job.started_s, job.ended_s))
 
     def _plain_result(self, work: VerifyWork, num_arrived: int) -> VerifyResult:
         """The result of a step without drafts; per entry only C loops, so that plain decoding simulates fast."""
@@ -366,50 +404,102 @@ class SimBackend:
         self._end(request_id)
         return FinishReason.STOP if stops else None
 
+    # --- the link
+
+    def _connect(self, traffic: Traffic | None) -> None:
+        """Choose which way works go and come back."""
+        self._start_draft: _Step = self.drafter.submit
+        self._draft_ended: _Step = self._draft_done
+        self._start_verify: _Step = self.target.submit
+        self._verify_ended: _Step = self._verify_done
+        self.to_drafter: Lane | None = None
+        self.to_target: Lane | None = None
+        if traffic is None:
+            return
+        to_drafter = self.to_drafter = Lane(traffic.link)
+        to_target = self.to_target = Lane(traffic.link)
+        if traffic.at_drafter:
+            self._start_verify = self._across(to_target, traffic.verify_work_bytes, self.target.submit)
+            self._verify_ended = self._across(to_drafter, traffic.probs_bytes, self._verify_done)
+            return
+        self._start_draft = self._across(to_drafter, traffic.draft_work_bytes, self._if_wanted(self.drafter.submit))
+        self._draft_ended = self._across(to_target, traffic.draft_bytes, self._if_wanted(self._draft_done))
+        if traffic.state_size:
+            self._verify_ended = self._then_send_states(to_drafter, traffic)
+
+    def _across(self, lane: Lane, num_bytes: Callable[[Any], float], then: _Step) -> _Step:
+        """A step that sends a job's message over a lane and goes on when it has arrived."""
+
+        def send(job: _Job) -> None:
+            delay_s = lane.send(self.env.now, num_bytes(job.work))
+            self.env.timeout(delay_s).callbacks.append(lambda _: then(job))
+
+        return send
+
+    def _if_wanted(self, then: _Step) -> _Step:
+        """A step for drafts, unless the drafter was lost while the message was on its way."""
+
+        def go_on(job: _Job) -> None:
+            if job.work is not None and job.work.work_id in self._drafts:
+                then(job)
+
+        return go_on
+
+    def _then_send_states(self, lane: Lane, traffic: Traffic) -> _Step:
+        """The end of a verification, and the hidden states: whatever is sent behind them arrives after them."""
+
+        def end(job: _Job) -> None:
+            self._verify_done(job)
+            event = self._events[-1]
+            if isinstance(event, WorkDone) and self._drafter_up:
+                assert isinstance(job.work, VerifyWork)
+                assert isinstance(event.result, VerifyResult)
+                lane.send(self.env.now, traffic.states_bytes(job.work, event.result))
+
+        return end
+
     # --- requests
 
-    def _pull(self) -> None:
-        """Take the next request from the workload and plan its arrival."""
-        before_s = self._head.arrival_s if self._head is not None else 0.0
-        head = self._head = next(self._workload, None)
-        if head is None:
-            return
-        if head.arrival_s < before_s:
-            raise WorkloadError(
-                f"workload: request {head.request_id!r} arrives at {head.arrival_s} s, before its predecessor "
-                f"at {before_s} s; sort the workload by arrival"
-            )
-        self._plan_arrival()
+    @property
+    def num_present(self) -> int:
+        """Requests that have arrived and not ended."""
+        return len(self._truths)
 
-    def _plan_arrival(self) -> None:
-        head = self._head
-        assert head is not None
-        self._head_held = len(self._truths) >= self._max_concurrency
-        if self._head_held:
-            return
-        now_s = self.env.now
-        delay_s = max(0.0, head.arrival_s - now_s)
-        if now_s + delay_s < head.arrival_s:
-            delay_s += math.ulp(head.arrival_s)  # rounding must not let anybody arrive before their time
-        self.env.timeout(delay_s, now_s).callbacks.append(self._on_arrival)
+    @property
+    def has_events(self) -> bool:
+        """Whether something happened that nobody has been told of."""
+        return bool(self._events)
 
-    def _on_arrival(self, timeout: simpy.Event) -> None:
-        head = self._head
-        assert head is not None
-        request_id = head.request_id
+    @property
+    def at_rest(self) -> bool:
+        """Whether nobody is there and nothing is in flight or to be told."""
+        return not (self._truths or self._num_in_flight or self._events)
+
+    def serves(self, request_id: RequestId) -> bool:
+        """Whether a request has arrived here and not ended."""
+        return request_id in self._truths
+
+    def enter(self, request: SimRequest, arrival_s: float | None = None) -> None:
+        """Let a request arrive now.
+
+        Args:
+            request: it.
+            arrival_s: what to report as its arrival, in seconds; None for what its workload says.
+
+        Raises:
+            WorkloadError: its id belongs to one that is still alive.
+        """
+        request_id = request.request_id
         if request_id in self._truths:
             raise WorkloadError(f"workload: the id of request {request_id!r} belongs to one that is still alive")
-        num_output = min(head.output_len, head.max_tokens)
-        stops = head.output_len < head.max_tokens
-        truth = self._truths[request_id] = _Truth(head.prompt_len, num_output, stops, self._num_arrived)
-        self._ends_at[request_id] = head.prompt_len + num_output - 1
+        num_output = min(request.output_len, request.max_tokens)
+        stops = request.output_len < request.max_tokens
+        truth = self._truths[request_id] = _Truth(request.prompt_len, num_output, stops, self._num_arrived)
+        self._ends_at[request_id] = request.prompt_len + num_output - 1
         self._num_arrived += 1
-        planned_at_s = timeout.value
-        held_back = planned_at_s > head.arrival_s
-        self._events.append(RequestArrived(head.to_request(self.env.now if held_back else None)))
-        if head.abort_after_s is not None and head.abort_after_s < math.inf:
-            self.env.timeout(head.abort_after_s).callbacks.append(lambda _: self._abort(request_id, truth))
-        self._pull()
+        self._events.append(RequestArrived(request.to_request(arrival_s)))
+        if request.abort_after_s is not None and request.abort_after_s < math.inf:
+            self.env.timeout(request.abort_after_s).callbacks.append(lambda _: self._abort(request_id, truth))
 
     def _abort(self, request_id: RequestId, truth: _Truth) -> None:
         if self._truths.get(request_id) is truth:  # else it has ended, and the id may be someone else's by now
@@ -421,8 +511,7 @@ class SimBackend:
             return
         del self._ends_at[request_id]
         self._acceptance.forget(request_id)
-        if self._head_held:
-            self._plan_arrival()
+        self._arrivals.left()
 
     # --- faults
 

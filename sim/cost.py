@@ -8,8 +8,9 @@ Shared vocabulary, so that all models and their users mean the same thing:
   recomputation after a preemption. (A chunk of exactly one token is therefore charged as a verify entry; it
   costs the same work.)
 * A step is a *verification* if it has at least one verify entry, else a *prefill*.
-* The drafter drafts k tokens in k sequential passes. A drafting entry's last new token feeds its first pass,
-  as each drafted token feeds the next; all other new tokens are *ingested*, which is prefill of the drafter.
+* The drafter drafts k tokens in k sequential passes (or otherwise: `minedraft.sim.methods`). A drafting entry's
+  last new token feeds its first pass, as each drafted token feeds the next; all other new tokens are *ingested*,
+  which is prefill of the drafter.
 
 All figures are seconds. The columns of a work are reduced with `sum`, `count` and `map`, which run in C: a
 cost model is asked once per work on the simulator's hot path.

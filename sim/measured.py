@@ -140,8 +140,6 @@ class Measured:
             raise ValueError(
                 f"quantization is {shape.quantization!r}, which wasn't measured; use {', '.join(DTYPES)}, or roofline"
             )
-        if shape.num_fused_inputs:
-            raise ValueError(f"model is {shape.name!r}: heads on hidden states weren't measured; use roofline")
         tables = OperatorTables(gpu)
         heads = (shape.num_heads // tp, group.kv_heads_per_device, shape.head_dim, group.kv_cache_dtype)
         self._decode = _Sheet(tables.decode_attention(*heads), "attention", fence)
@@ -165,8 +163,10 @@ class Measured:
         else:
             curves += [tables.gemm(dtype, 2 * inner, hidden), tables.gemm(dtype, hidden, inner)]
         lines = [_Line(curve, "a GEMM, by tokens,", self.fence) for curve in curves]
-        last = min(line.xs[-1] for line in lines)
-        grid = sorted({x for line in lines for x in line.xs if x <= last})
+        once = self._head_work(tables, dtype, qkv)
+        every = [*lines, *once]
+        last = min(line.xs[-1] for line in every)
+        grid = sorted({x for line in every for x in line.xs if x <= last})
         reduce = None
         if tp > 1:
             reduce = _Line(
@@ -180,8 +180,22 @@ class Measured:
             layer_s = sum(line.at(n) for line in lines) + SMALL_KERNELS * settings.kernel_gap_s + n * stream_s
             if reduce is not None:
                 layer_s += 2.0 * reduce.at(n * hidden)
-            total[n] = shape.num_layers * layer_s
+            total[n] = shape.num_layers * layer_s + sum(line.at(n) for line in once)
         return _Line(total, "a step, by tokens,", self.fence)
+
+    def _head_work(self, tables: OperatorTables, dtype: str, qkv: int) -> list[_Line]:
+        """What an EAGLE head has beside its layers: the projection that joins its inputs, and wider attention inputs.
+
+        The width beyond the hidden size is priced as a matrix of its own, which reads the same weights.
+        """
+        shape, hidden = self.group.shape, self.group.shape.hidden_size
+        curves = []
+        if shape.num_fused_inputs:
+            depth = shape.num_fused_inputs * (shape.fused_input_size or hidden)
+            curves.append(tables.gemm(dtype, hidden // self.group.tp, depth))
+        if shape.attention_input_size > hidden:
+            curves.append(tables.gemm(dtype, qkv, shape.attention_input_size - hidden))
+        return [_Line(curve, "a GEMM, by tokens,", self.fence) for curve in curves]
 
     def step_s(self, num_seqs: int, num_tokens: int, context: float, num_pairs: float, num_logits: int) -> float:
         """See the module's docstring, and `minedraft.sim.steps` for the arguments."""

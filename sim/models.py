@@ -61,7 +61,8 @@ class ModelShape:
         quantization: a key of `QUANTIZATIONS`.
         num_fused_inputs: hidden vectors that a projection joins into one before the first layer (EAGLE heads); 0 for
             an ordinary model.
-        attention_input_size: width that the attention reads; 0 for `hidden_size`.
+        fused_input_size: width of each of those; 0 for `hidden_size`.
+        attention_input_size: width that the first layer's attention reads; 0 for `hidden_size`.
         head_vocab_size: rows of the output head; 0 for `vocab_size`.
 
     Raises:
@@ -82,6 +83,7 @@ class ModelShape:
     num_experts_per_token: int = 0
     quantization: str = "none"
     num_fused_inputs: int = 0
+    fused_input_size: int = 0
     attention_input_size: int = 0
     head_vocab_size: int = 0
 
@@ -113,10 +115,28 @@ class ModelShape:
 
     @property
     def attention_params(self) -> int:
-        """Of one layer."""
+        """Of the first layer, and of all others unless that reads more."""
         width = self.attention_input_size or self.hidden_size
-        qkv = width * (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-        return qkv + self.num_heads * self.head_dim * self.hidden_size
+        return width * self.qkv_size + self.num_heads * self.head_dim * self.hidden_size
+
+    @property
+    def qkv_size(self) -> int:
+        """Outputs of one layer's query, key and value projections."""
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+    @property
+    def state_size(self) -> int:
+        """Numbers of the target's hidden states that a head reads per position; 0 for a whole model.
+
+        An EAGLE or MTP head joins one state with the embedding, an EAGLE-3 head three states.
+        """
+        width = self.fused_input_size or self.hidden_size
+        return (1 if self.num_fused_inputs == 2 else self.num_fused_inputs) * width
+
+    @property
+    def fusion_params(self) -> int:
+        """Of the projection that joins a head's inputs."""
+        return self.num_fused_inputs * (self.fused_input_size or self.hidden_size) * self.hidden_size
 
     @property
     def mlp_params(self) -> int:
@@ -128,7 +148,8 @@ class ModelShape:
         """In all layers, what every step reads: all but experts, embedding and output head."""
         router = self.hidden_size * self.num_experts
         per_layer = self.attention_params + (router if self.num_experts else self.mlp_params)
-        return self.num_layers * per_layer + self.num_fused_inputs * self.hidden_size**2
+        narrower = (self.num_layers - 1) * ((self.attention_input_size or self.hidden_size) - self.hidden_size)
+        return self.num_layers * per_layer - narrower * self.qkv_size + self.fusion_params
 
     @property
     def expert_params(self) -> int:
@@ -240,7 +261,8 @@ def shape_from_config(config: Mapping[str, Any], *, name: str, source: str) -> M
     """The shape that a Hugging Face configuration describes.
 
     Args:
-        config: the fields of LlamaConfig, Qwen3Config, Qwen3MoeConfig and their like.
+        config: the fields of LlamaConfig, Qwen3Config, Qwen3MoeConfig and their like; EAGLE-3 heads are known by the
+            names of their architectures, other heads look like a model of one layer.
         name: what to call the model.
         source: where it is from.
 
@@ -262,6 +284,14 @@ def shape_from_config(config: Mapping[str, Any], *, name: str, source: str) -> M
         if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
             raise ValueError(f"{source}: dense layers between sparse ones aren't priced")
     num_heads = config["num_attention_heads"]
+    head: dict[str, Any] = {}
+    if any("Eagle3" in str(name) for name in config.get("architectures") or ()):
+        head = {
+            "num_fused_inputs": 3,
+            "fused_input_size": config.get("target_hidden_size") or 0,
+            "attention_input_size": 2 * config["hidden_size"],
+            "head_vocab_size": config.get("draft_vocab_size") or 0,
+        }
     return ModelShape(
         name=name,
         source=source,
@@ -276,6 +306,7 @@ def shape_from_config(config: Mapping[str, Any], *, name: str, source: str) -> M
         num_experts=num_experts,
         num_experts_per_token=config["num_experts_per_tok"] if num_experts else 0,
         quantization=_quantization(config.get("quantization_config"), source),
+        **head,
     )
 
 

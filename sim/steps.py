@@ -44,10 +44,13 @@ class StepCost:
     Attributes:
         target: passes of the target.
         drafter: passes of the drafter; None if there is none (mode ar), and then drafting is an error.
+        later: its passes after the first, where they differ from that (an EAGLE-3 head joins the target's hidden states
+            in the first only).
     """
 
     target: StepModel
     drafter: StepModel | None = None
+    later: StepModel | None = None
 
     def verify_s(self, work: VerifyWork) -> float:
         """One pass over all entries."""
@@ -98,9 +101,10 @@ class StepCost:
 
     def _further_s(self, num_seqs: int, context: int, num_passes: int, num_before: int = 0) -> float:
         """Passes of one token for everybody, the first of them behind `context` + `num_before` tokens each."""
-        assert self.drafter is not None
+        drafter = self.later or self.drafter
+        assert drafter is not None
         mean = context + num_seqs * (2 * num_before + num_passes - 1) / 2
-        return num_passes * self.drafter.step_s(num_seqs, num_seqs, mean, mean + num_seqs, num_seqs)
+        return num_passes * drafter.step_s(num_seqs, num_seqs, mean, mean + num_seqs, num_seqs)
 
     def _ragged_s(self, work: DraftWork) -> float:
         """Passes after the first where drafts differ in length: those between two lengths have the same entries."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from minedraft.batch import BatchPhase
 from minedraft.drafting import wants_draft
-from minedraft.kv_cache import blocks_for
+from minedraft.kv_cache import NoPool, blocks_for
 from minedraft.request import SequenceStatus
 from minedraft.scheduler import Scheduler
 from minedraft.work import DraftWork, VerifyWork, Work
@@ -57,6 +57,9 @@ def _check_pools(scheduler: Scheduler) -> None:
     for pool, attribute in ((state.target_pool, "target_capacity"), (state.draft_pool, "draft_capacity")):
         if pool is None:
             continue
+        if isinstance(pool, NoPool):
+            assert not any(pool.held_blocks(seq.request_id) for seq in state.running.values())
+            continue
         pool.check_integrity()
         assert set(pool.owners()) <= set(state.running)
         for freed in (state.target_freed, state.draft_freed):
@@ -68,6 +71,7 @@ def _check_pools(scheduler: Scheduler) -> None:
 def check_work(scheduler: Scheduler, work: Work) -> None:
     """I3, I7, I9, I10 on a work at the moment of its submission."""
     state, config = scheduler.state, scheduler.config
+    state.refresh()
     assert work.request_ids, "an empty work"
     assert len(set(work.request_ids)) == len(work.request_ids)
     columns = [column for column in work if isinstance(column, tuple)]
@@ -97,6 +101,9 @@ def check_work(scheduler: Scheduler, work: Work) -> None:
             assert batch.phase is BatchPhase.DRAFTING
             assert reach <= config.draft_len, "the drafter is sent beyond its model's context"  # I9
             assert seq.draft_capacity >= max(reach - 1, work.num_computed[i] + work.num_new[i])
+            if config.draft_follows_target:
+                assert seq.num_uncomputed == 1, "a head is sent where the target has not been"
+                assert seq.round, "a head is sent where the target has not been"
     if isinstance(work, VerifyWork):
         assert sum(work.num_new) + sum(work.num_draft) <= config.max_num_batched_tokens  # I9
         capacity = config.draft_capacity

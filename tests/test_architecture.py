@@ -93,7 +93,7 @@ def test_imports(path: Path) -> None:
 
 
 # The edges of the core, which build worlds from a configuration; they import them inside functions.
-EDGES = ("config", "config_acceptance", "config_cost", "config_tables", "config_workload")
+EDGES = ("config", "config_acceptance", "config_cost", "config_drafting", "config_tables", "config_workload")
 
 
 @pytest.mark.parametrize("path", FILES, ids=IDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -560,16 +561,53 @@ def test_the_core_imports_without_any_world() -> None:
     assert ran.returncode == 0, ran.stderr
 
 
-def test_simulate_imports_neither_torch_nor_matplotlib() -> None:
+def required_distributions() -> set[str]:
+    """minedraft and all that it can't be installed without, by normalised name."""
+    found: set[str] = set()
+    left = ["minedraft"]
+    while left:
+        name = left.pop()
+        if name in found:
+            continue
+        found.add(name)
+        try:
+            lines = importlib.metadata.requires(name) or []
+        except importlib.metadata.PackageNotFoundError:  # for another platform or Python
+            continue
+        left += [normalised(re.split(r"[^\w.-]", line)[0]) for line in lines if "extra ==" not in line]
+    return found
+
+
+def normalised(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_simulate_imports_nothing_that_it_does_not_need() -> None:
+    """What is typed most often answers at once: no extra is imported, nor what other commands need."""
     script = (
         "import sys\n"
+        "before = {*sys.modules}\n"
         "from minedraft.cli import run_cli\n"
         "assert run_cli(['simulate', '--num-requests', '3', '--json', '-']) == 0\n"
-        "heavy = {'torch', 'transformers', 'matplotlib', 'vllm', 'pandas'} & sys.modules.keys()\n"
-        "assert not heavy, heavy\n"
+        "print(*sorted(sys.modules.keys() - before), sep='\\n', file=sys.stderr)\n"
     )
     ran = python("-W", "error", "-c", script)
     assert ran.returncode == 0, ran.stderr
+    modules = ran.stderr.split()
+    assert "minedraft.sim.backend" in modules
+    required, owners = required_distributions(), importlib.metadata.packages_distributions()
+    assert {"numpy", "pydantic", "simpy"} < required
+    assert not {"torch", "scipy", "matplotlib"} & required
+    for root in {name.partition(".")[0] for name in modules}:
+        if root in owners and root != "minedraft":
+            assert {normalised(owner) for owner in owners[root]} & required, f"{root} is imported"
+    others = ("backends", "theory", "sim.paper", "sim.measured", "sim.operator_tables", "replay")
+    own = [name for name in modules if name.startswith(tuple(f"minedraft.{other}" for other in others))]
+    slow = {"asyncio", "multiprocessing", "unittest", "xml", "http", "concurrent.futures.process"} & {*modules}
+    assert not slow, slow
+    assert not own, own
+    commands = {name.rpartition(".")[2] for name in modules if name.startswith("minedraft.commands.")}
+    assert not commands & {"compare", "demo", "find_rate", "serve", "theory", "torch_run", "validate", "vllm_run"}
 
 
 MAIN = "from minedraft.cli import main; main()"

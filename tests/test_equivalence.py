@@ -48,7 +48,7 @@ def make_scheduler(mode: str, names: dict[str, str] | None = None, **limits: int
 def texts(
     scheduler: Scheduler, model: ToyModel, requests: list[tuple[int, Request]], seed: int = 0
 ) -> dict[str, list[int]]:
-    devices = ToyDevices(model, MODEL_LEN)
+    devices = ToyDevices(model, MODEL_LEN, gives_probs=not scheduler.state.keeps_all_drafts)
     outputs = Engine(scheduler, ToyBackend(requests, devices, seed)).run()
     assert {output.request_id for output in outputs} == {request.request_id for _, request in requests}
     assert all(output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH) for output in outputs)

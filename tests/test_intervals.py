@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minedraft.intervals import BusyTime, length_s, union
+from minedraft.intervals import BusyTime, length_s, part_after, part_before, union
 
 spans = st.lists(
     st.tuples(st.integers(0, 60), st.integers(0, 9)).map(lambda pair: (pair[0], pair[0] + pair[1])), max_size=12
@@ -36,6 +36,14 @@ def test_share_is_an_intersection(busy, wanted):
     share = BusyTime(array(busy)).share_of(array(wanted))
     assert share == pytest.approx(both / seconds if seconds else 0.0)
     assert 0.0 <= share <= 1.0
+
+
+@given(spans, st.integers(0, 70))
+def test_two_parts_make_the_whole(pairs, moment):
+    cells = sorted(cell for pair in pairs for cell in points([pair]))
+    early, late = (part(array(pairs), moment).astype(int).tolist() for part in (part_before, part_after))
+    assert sorted(cell for pair in early for cell in points([pair])) == [cell for cell in cells if cell < moment]
+    assert sorted(cell for pair in late for cell in points([pair])) == [cell for cell in cells if cell >= moment]
 
 
 def test_never_busy():

@@ -87,6 +87,8 @@ def configs(draw: Any) -> SchedulerConfig:
         block_size=block_size,
         num_target_blocks=num_target_blocks,
         num_draft_blocks=draw(st.integers(1, 24)),
+        draft_keeps_kv=draw(st.sampled_from([True, True, True, False])),
+        draft_follows_target=draw(st.booleans()),
         kv_watermark=draw(st.sampled_from([0.0, 0.1])),
     )
 
@@ -114,7 +116,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if selection is not None:
             policies = replace(policies, selection=selection)
         self.scheduler = Scheduler(config, policies)
-        self.devices = ToyDevices(model, config.model_len)
+        self.devices = ToyDevices(model, config.model_len, gives_probs=selection is not None)
         self.now_s = 0.0
         self.num_ids = 0
         self.num_displaced = 0

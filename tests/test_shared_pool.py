@@ -96,6 +96,7 @@ class World:
     def tell(self, event: object) -> None:
         self.core.update(event, self.now_s)  # type: ignore[arg-type]
         # What the core cut is cut here too, once it has spoken; only running requests hold more than they need.
+        self.core.state.refresh()
         for owner, seq in self.core.state.running.items():
             if owner in self.store.tables and seq.num_uncomputed == 1 and not self.is_stale(owner, seq.incarnation):
                 self.store.trim(owner, seq.target_capacity)

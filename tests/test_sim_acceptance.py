@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minedraft import Engine, Scheduler, SchedulerConfig, load_policies
+from minedraft.request import FinishReason
 from minedraft.sim.acceptance import (
     AcceptanceModel,
     BetaRate,
@@ -14,6 +18,12 @@ from minedraft.sim.acceptance import (
     SyntheticLength,
     SyntheticRates,
 )
+from minedraft.sim.acceptance_log import RIGHT, UNKNOWN, WRONG, LoggedRequest
+from minedraft.sim.acceptance_replay import LoggedAcceptance
+from minedraft.sim.backend import SimBackend
+from minedraft.sim.cost import LinearCost
+from minedraft.sim.faults import Faults
+from minedraft.sim.workload import Aborts, FixedLength, Poisson, SyntheticWorkload
 
 
 def mean_tokens(model: AcceptanceModel, num_draft: int, num_rounds: int, num_requests: int) -> float:
@@ -144,3 +154,32 @@ def test_refusals_name_the_field(make: object, message: str) -> None:
     assert callable(make)
     with pytest.raises(ValueError, match=message):
         make()
+
+
+MODELS: dict[str, AcceptanceModel] = {
+    "rates": SyntheticRates([0.73, 0.52, 0.35, 0.2]),
+    "length": SyntheticLength(2.6, 4),
+    "constant": ConstantRate(0.7),
+    "rising": RisingRate(0.1, 0.8, 0.7),
+    "beta": BetaRate(0.7, 4.0),
+    "log": LoggedAcceptance([LoggedRequest(None, bytes([RIGHT, WRONG, UNKNOWN, RIGHT]))]),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_nothing_is_kept_of_requests_that_have_ended(name: str) -> None:
+    """Though they end in the middle of a draft or a verification, and the drafter's confidence is asked for."""
+    model = MODELS[name]
+    for k in range(1, 5):  # what depends on k alone may be kept
+        model.num_accepted("nobody", 0, k)
+    model.forget("nobody")
+    before = pickle.dumps(model.__dict__)
+    workload = SyntheticWorkload(
+        Poisson(30.0), FixedLength(50), FixedLength(30), num_requests=120, aborts=Aborts(0.5, 0.3)
+    )
+    cost = LinearCost(verify_base_s=0.02, prefill_base_s=0.02, draft_base_s=0.01)
+    backend = SimBackend(workload, cost, model, draft_probs=True, faults=Faults(verify_failure_rate=0.05))
+    config = SchedulerConfig(num_batches=2, max_batch_size=8, num_speculative_tokens=4)
+    outputs = Engine(Scheduler(config, load_policies({"mode": "fixed,mode=psd"})), backend).run()
+    assert sum(output.finish_reason is FinishReason.ABORT for output in outputs) > 20
+    assert pickle.dumps(model.__dict__) == before

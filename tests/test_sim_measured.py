@@ -176,7 +176,7 @@ def test_outside_the_tables_is_refused_or_flagged() -> None:
     [
         ("llama-3.1-8b-awq", "h100", 1, "quantization is 'awq', which wasn't measured"),
         ("llama-3.1-8b-fp8", "a100", 1, "no fp8 GEMM was measured on a100"),
-        ("eagle-vicuna-13b", "h100", 1, "heads on hidden states weren't measured"),
+        ("eagle-vicuna-13b", "h100", 1, "attention with 40 heads, 40 KV heads"),
         ("qwen3-8b", "l40", 1, "gpu is 'l40', of which nothing was measured"),
         ("vicuna-13b", "h100", 4, "attention with 10 heads"),
     ],

@@ -172,6 +172,10 @@ def test_sizes_are_checked_for_both(tmp_path: Path) -> None:
     assert planned(**arguments, draft_args={"kv_cache_memory_bytes": GIB}).notes == ()
     with pytest.raises(VllmWorldError, match=r"drafter .*/d: one sequence of max_model_len 1048576 needs 16\.00 GiB"):
         planned(**arguments, draft_args={"kv_cache_memory_bytes": GIB, "max_model_len": 1 << 20})
+    # What it doesn't follow is the type of the KV: a target's of one byte a number doesn't halve the drafter's.
+    arguments["given"] = {**given, "kv_cache_dtype": "fp8"}
+    with pytest.raises(VllmWorldError, match=r"drafter .*/d: one sequence of max_model_len 1048576 needs 16\.00 GiB"):
+        planned(**arguments, draft_args={"kv_cache_memory_bytes": GIB, "max_model_len": 1 << 20})
 
 
 @pytest.mark.parametrize(

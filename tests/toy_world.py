@@ -70,8 +70,9 @@ class ToyModel:
 class ToyDevices:
     """Executes works on toy tokens. Works are executed when submitted; tokens count when the result is delivered."""
 
-    def __init__(self, model: ToyModel, max_model_len: int) -> None:
+    def __init__(self, model: ToyModel, max_model_len: int, *, gives_probs: bool = False) -> None:
         self.model = model
+        self.gives_probs = gives_probs
         self.max_model_len = max_model_len
         self.text: dict[str, list[int]] = {}
         self.requests: dict[str, Request] = {}
@@ -136,7 +137,8 @@ class ToyDevices:
                 assert key not in self.used, f"{key} was verified before"
                 self.drafts[key] = drafted
             counts.append(len(drafted))
-        return DraftResult(tuple(counts), tuple([(0.5,) * count for count in counts]))
+        probs = tuple([(0.5,) * count for count in counts]) if self.gives_probs else None
+        return DraftResult(tuple(counts), probs)
 
     def _verify(self, work: VerifyWork) -> VerifyResult:
         for key in work.freed:

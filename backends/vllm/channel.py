@@ -13,19 +13,24 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from enum import Enum, auto
 from typing import Any, Final, NamedTuple
 
 from minedraft.backends.vllm.drafter_process import DrafterProcess
+from minedraft.backends.vllm.drafter_status import DrafterStatus
 from minedraft.backends.vllm.drafter_watch import DrafterWatch
 from minedraft.backends.vllm.errors import VllmWorldError
 from minedraft.backends.vllm.messages import (
     PROTOCOL_VERSION,
+    Asleep,
     Drafted,
     DraftJob,
     Hello,
     JobFailed,
     Message,
     Reset,
+    Sleep,
+    Wake,
 )
 from minedraft.backends.vllm.settings import DrafterSettings
 
@@ -42,9 +47,15 @@ class Up(NamedTuple):
 
 
 class Down(NamedTuple):
-    """The drafter is gone, with all it kept and with the job in hand."""
+    """The drafter is gone, with all it kept and with the job in hand.
+
+    Attributes:
+        message: why.
+        is_asleep: whether that was wished for.
+    """
 
     message: str
+    is_asleep: bool = False
 
 
 class Late(NamedTuple):
@@ -61,6 +72,15 @@ class _Ended(NamedTuple):
     """A process is gone."""
 
     message: str
+
+
+class _Nap(Enum):
+    """Where a drafter is on its way into its sleep and back."""
+
+    AWAKE = auto()
+    FALLING_ASLEEP = auto()  # no `Asleep` yet
+    ASLEEP = auto()
+    WAKING = auto()  # no `Hello` yet
 
 
 class _Mailbox:
@@ -109,13 +129,20 @@ class DrafterChannel:
         settings: of the process.
         engine: vLLM engine arguments of the draft engine, complete.
         with_probs: whether jobs will ask for probabilities.
+        status: is told at once, from a thread, when a drafter is up or is no more.
         module: Python module that is the drafter; for tests.
     """
 
     def __init__(
-        self, settings: DrafterSettings, engine: Mapping[str, Any], with_probs: bool = False, module: str = _DRAFTER
+        self,
+        settings: DrafterSettings,
+        engine: Mapping[str, Any],
+        with_probs: bool = False,
+        status: DrafterStatus | None = None,
+        module: str = _DRAFTER,
     ) -> None:
         self._settings = settings
+        self._status = status
         self._engine = dict(engine)
         self._with_probs = with_probs
         self._module = module
@@ -123,12 +150,14 @@ class DrafterChannel:
         self._terms: Hello | None = None  # what the core plans with; every later drafter must be as good
         self._process: DrafterProcess | None = None  # that the last `Hello` came from, while it lives
         self._ready = False
+        self._nap = _Nap.AWAKE
+        self._shall_sleep = False
         self._job: DraftJob | None = None
         self._sent_s = 0.0
         self._late_id: int | None = None  # work id of a job given up but not answered
         self._freed: list[tuple[str, int]] = []  # for the next job, since that of a job not sent must not be lost
         self._news: deque[News] = deque()
-        self._watch = DrafterWatch(settings, self._start, self._mailbox.put_end)
+        self._watch = DrafterWatch(settings, self._start, self._ended)
 
     @property
     def pid(self) -> int | None:
@@ -142,7 +171,19 @@ class DrafterChannel:
         if self._terms is not None:
             engine = {**engine, "num_gpu_blocks_override": self._terms.num_blocks + 1}  # one is vLLM's null block
         spec = {"engine": engine, "cpus": list(self._settings.cpus), "with_probs": self._with_probs}
-        return DrafterProcess(self._settings, json.dumps(spec), self._module, self._mailbox.put, wake)
+        return DrafterProcess(self._settings, json.dumps(spec), self._module, self._deliver, wake)
+
+    def _deliver(self, sender: DrafterProcess, message: Message) -> None:
+        """Called from a thread of the process's."""
+        if self._status is not None and isinstance(message, Hello | Asleep):
+            self._status.tell(is_up=isinstance(message, Hello))
+        self._mailbox.put(sender, message)
+
+    def _ended(self, process: DrafterProcess, reason: str) -> None:
+        """Called from the watch's thread."""
+        if self._status is not None:
+            self._status.tell(is_up=False)
+        self._mailbox.put_end(process, reason)
 
     def wait_ready(self) -> Hello:
         """Wait for the first drafter: for what it is like, or would be like if it came up.
@@ -207,10 +248,21 @@ class DrafterChannel:
         """Have these sessions, (request id, incarnation), dropped before the next job."""
         self._freed += sessions
 
+    def sleep(self) -> None:
+        """Have the drafter drop all that it keeps and give its device's memory back, until `wake`; it is down then."""
+        self._shall_sleep = True
+        self._read_mail()
+        self._nap_or_wake()
+
+    def wake(self) -> None:
+        """End the sleep; does nothing if there was none. That the drafter is up again will be news."""
+        self._shall_sleep = False
+        self._read_mail()
+        self._nap_or_wake()
+
     def poll(self) -> list[News]:
         """What has happened since the last call."""
-        while (item := self._mailbox.take()) is not None:
-            self._hear(*item)
+        self._read_mail()
         if self._job is not None and time.monotonic() - self._sent_s > self._settings.deadline_s:
             logger.warning("no drafts after %s s; they are dropped if they still come", self._settings.deadline_s)
             self._late_id = self._job.work_id
@@ -233,14 +285,16 @@ class DrafterChannel:
         self._process = None
         self._ready = False
 
+    def _read_mail(self) -> None:
+        while (item := self._mailbox.take()) is not None:
+            self._hear(*item)
+
     def _hear(self, sender: DrafterProcess, message: Message | _Ended) -> None:
         if isinstance(message, Hello):
             if reason := self._misfit(message):
                 sender.condemn(reason)
-                return
-            self._process = sender
-            self._ready = True
-            self._news.append(Up(message))
+            elif sender is not self._process or self._nap is not _Nap.FALLING_ASLEEP:  # else a reset's, of before
+                self._greet(sender, message)
         elif sender is not self._process:
             return  # one that was never of use
         elif isinstance(message, Drafted):
@@ -249,10 +303,35 @@ class DrafterChannel:
             # Its sessions and ours differ: start over with empty ones, as after a death but without reloading.
             logger.warning("drafter: %s; its sessions start over", message.message)
             self._forget(message.message)
-            sender.send(Reset())
+            if self._nap is _Nap.AWAKE:  # else they are dropped by then
+                sender.send(Reset())
+        elif isinstance(message, Asleep):
+            self._nap = _Nap.ASLEEP
+            self._nap_or_wake()
         elif isinstance(message, _Ended):
             self._forget(message.message)
             self._process = None
+            self._nap = _Nap.AWAKE  # what comes next is
+
+    def _greet(self, sender: DrafterProcess, hello: Hello) -> None:
+        self._process, self._nap = sender, _Nap.AWAKE
+        if self._shall_sleep:
+            self._nap_or_wake()
+            return
+        self._ready = True
+        self._news.append(Up(hello))
+
+    def _nap_or_wake(self) -> None:
+        """Bring the drafter nearer to what it shall do, unless it has yet to answer the last such order."""
+        if self._process is None:
+            return
+        if self._shall_sleep and self._nap is _Nap.AWAKE:
+            self._forget("it sleeps while vLLM does", is_asleep=True)
+            self._nap = _Nap.FALLING_ASLEEP
+            self._process.send(Sleep())
+        elif not self._shall_sleep and self._nap is _Nap.ASLEEP:
+            self._nap = _Nap.WAKING
+            self._process.send(Wake())
 
     def _drafted(self, message: Drafted) -> None:
         if message.work_id == self._late_id:
@@ -262,9 +341,9 @@ class DrafterChannel:
             self._job = None
             self._news.append(message)
 
-    def _forget(self, message: str) -> None:
+    def _forget(self, message: str, *, is_asleep: bool = False) -> None:
         if self._ready:
-            self._news.append(Down(message))
+            self._news.append(Down(message, is_asleep))
         self._ready = False
         self._job = None
         self._late_id = None

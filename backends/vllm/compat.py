@@ -11,8 +11,10 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from importlib import metadata
+from operator import attrgetter
 from typing import Any, Final
 
+import numpy as np
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.metrics.perf import DebugPerfStats, PerfStats
@@ -145,6 +147,16 @@ def is_paused(scheduler: Any) -> bool:
     return bool(scheduler.pause_state == PauseState.PAUSED_ALL)
 
 
+def is_in_pause(scheduler: Any) -> bool:
+    """Whether vLLM is paused in any way."""
+    return bool(scheduler.pause_state != PauseState.UNPAUSED)
+
+
+def is_closed(scheduler: Any) -> bool:
+    """Whether vLLM lets its running requests end, and nobody in."""
+    return bool(scheduler.pause_state == PauseState.PAUSED_NEW)
+
+
 def is_by_priority(scheduler: Any) -> bool:
     """Whether vLLM was told to serve by the requests' priorities."""
     return bool(scheduler.policy == SchedulingPolicy.PRIORITY)
@@ -241,14 +253,23 @@ def validate_drafts(scheduler: Any, request: Any, token_ids: Sequence[int]) -> l
 # --- One step.
 
 
+_request_id = attrgetter("request_id")
+
+
 def show_running(scheduler: Any, chosen: list[Any]) -> list[Any]:
     """Let the next `schedule()` see only these running requests; returns the others, for `show_again`."""
-    shown = set(chosen)
-    others = [request for request in scheduler.running if request not in shown]
+    running: list[Any] = scheduler.running
+    size = len(chosen)
     scheduler.running = chosen
-    # vLLM sends the whole text of whoever sat out the last step along with it, for async scheduling only.
-    scheduler.prev_step_scheduled_req_ids.update([request.request_id for request in chosen])
-    return others
+    # vLLM sends the whole text of whoever sat out the last step along with it, for async scheduling only. With the V2
+    # model runner (mode ar on a GPU) it doesn't, and never clears the set.
+    if not scheduler.use_v2_model_runner:
+        scheduler.prev_step_scheduled_req_ids.update(map(_request_id, chosen))
+    # Who sat out the last step comes last, so that two sub-batches in turn are each told by one comparison.
+    if size and running[-size:] == chosen:
+        return running[:-size]
+    shown = set(chosen)
+    return [request for request in running if request not in shown]
 
 
 def show_again(scheduler: Any, others: list[Any]) -> None:
@@ -316,11 +337,29 @@ def resend_blocks(scheduler: Any, output: Any, request_ids: Iterable[str]) -> No
             cached.new_block_ids[index[request_id]] = scheduler.kv_cache_manager.get_block_ids(request_id)
 
 
-def new_tokens(scheduler: Any, work: DraftWork) -> list[list[int]]:
-    """The committed tokens that a draft work's entries feed to the drafter; all its requests are alive."""
-    requests = scheduler.requests
-    columns = zip(work.request_ids, work.num_computed, work.num_new, strict=True)
-    return [requests[request_id]._all_token_ids[start : start + count] for request_id, start, count in columns]
+def pack_prompts(output: Any) -> None:
+    """Give the workers the prompts of those who join as arrays, not as lists.
+
+    A worker of the V1 model runner copies the whole text of whoever sat out the step before, so of everybody in every
+    step of a sub-batch; see `token_array.py` for what that costs with lists.
+    """
+    for request in output.scheduled_new_reqs:
+        if request.prompt_token_ids is not None:
+            request.prompt_token_ids = np.array(request.prompt_token_ids, np.int64)
+
+
+def new_tokens(scheduler: Any, requests: list[Any] | None, work: DraftWork) -> list[list[int]]:
+    """The committed tokens that a draft work's entries feed to the drafter; all its requests are alive.
+
+    Args:
+        scheduler: vLLM's.
+        requests: of the entries, if they are known.
+        work: the work.
+    """
+    if requests is None:
+        requests = [scheduler.requests[request_id] for request_id in work.request_ids]
+    columns = zip(requests, work.num_computed, work.num_new, strict=True)
+    return [request._all_token_ids[start : start + count] for request, start, count in columns]
 
 
 def _blocks(scheduler: Any, request_id: str) -> list[Any]:
@@ -346,15 +385,24 @@ def cache_prompts_only(scheduler: Any) -> None:
     coordinator.cache_blocks = capped
 
 
-def rewind_session(scheduler: Any, session: Any, update: Any, keep: int) -> None:
-    """Replace a parked session's tokens by the update's; its KV stays valid for the first `keep` tokens."""
-    token_ids = list(update.prompt_token_ids)
-    session.num_computed_tokens = min(session.num_computed_tokens, keep, len(token_ids) - 1)
+def rewind_session(scheduler: Any, session: Any, update: Any, keep: int, text: Any) -> None:
+    """Replace what is behind a parked session's first `keep` tokens by the update's; its KV stays valid for those.
+
+    Args:
+        scheduler: the drafter's.
+        session: its request.
+        update: what vLLM made of the request that continues it.
+        keep: see above.
+        text: all tokens that it has then, as an array: for the workers, see `pack_prompts`.
+    """
+    session.num_computed_tokens = min(session.num_computed_tokens, keep, len(text) - 1)
     del session.block_hashes[keep // scheduler.hash_block_size :]
-    session._all_token_ids[:] = token_ids
+    del session._all_token_ids[keep:]
+    session._all_token_ids += update.prompt_token_ids
+    assert len(session._all_token_ids) == len(text), "the drafter and its engine differ on a text"
     session._output_token_ids.clear()
-    session.prompt_token_ids = token_ids
-    session.num_prompt_tokens = len(token_ids)
+    session.prompt_token_ids = text
+    session.num_prompt_tokens = len(text)
     session.update_block_hashes()
     session.max_tokens = update.max_tokens
     session.sampling_params = update.sampling_params

@@ -16,17 +16,20 @@ from minedraft.backends.vllm.adapters import AdapterGate
 from minedraft.backends.vllm.channel import Down, DrafterChannel, Late, News, Up
 from minedraft.backends.vllm.core_loop import CoreLoop
 from minedraft.backends.vllm.counters import Counters
+from minedraft.backends.vllm.drafter_status import DrafterStatus, status_path
 from minedraft.backends.vllm.drafts import hand_over, make_job
 from minedraft.backends.vllm.errors import VllmWorldError
 from minedraft.backends.vllm.kv_view import KVView
 from minedraft.backends.vllm.limits import drafter_engine, follow_engine, scheduler_config
 from minedraft.backends.vllm.messages import Hello
-from minedraft.backends.vllm.settings import KEY, Settings
+from minedraft.backends.vllm.recording import Recording
+from minedraft.backends.vllm.roster import Roster, Stays
+from minedraft.backends.vllm.settings import KEY, DrafterSettings, Settings
 from minedraft.backends.vllm.step import Step, arrange, check, note_sampled, read_result, unplanned
 from minedraft.backends.vllm.waiting_room import WaitingRoom
-from minedraft.journal import JournalHeader, JournalWriter
+from minedraft.journal import JournalHeader
 from minedraft.policy import Policies, load_policies
-from minedraft.request import FinishReason, Request, RequestId, RequestOutput
+from minedraft.request import FinishReason, Request, RequestId, RequestOutput, SequenceStatus
 from minedraft.scheduler import Scheduler
 from minedraft.scheduler_config import SchedulerConfig
 from minedraft.work import (
@@ -72,11 +75,15 @@ class Conductor:
         self._room = WaitingRoom()
         self._inbox: deque[Event] = deque()
         self._blocked: dict[RequestId, Any] = {}  # requests whose grammar is being compiled
+        self._held_back: dict[RequestId, Any] = {}  # who waits while vLLM lets nobody in
+        self._is_closed = False  # vLLM lets nobody in
+        self._may_nap = False  # the drafter sleeps when the target does
         self._with_grammar: dict[RequestId, None] = {}
         self._streams: dict[RequestId, None] = {}  # refused streaming inputs, whose pieces are still to come
         self._displaced: dict[RequestId, tuple[int, int]] = {}  # tokens then, and how often since without another
         self._gate = AdapterGate(compat.max_adapters(scheduler))
-        self._incarnations: dict[RequestId, int] = {}
+        self._stays = Stays()
+        self._roster = Roster(scheduler, self._stays)
         self._drafting: DraftWork | None = None
         self._planned: VerifyWork | None = None
         self._step: Step | None = None
@@ -84,28 +91,37 @@ class Conductor:
         self._hidden: list[Any] = []  # vLLM's running requests that are not shown to the `schedule()` that runs now
         self._resend: dict[RequestId, None] = {}
         self._channel: DrafterChannel | None = None
+        self._status: DrafterStatus | None = None
         self._hello: Hello | None = None
         self._vocab_size: int | None = None  # the target's, where the drafter may know more
         policies = load_policies(settings.policy_specs)
         self._with_probs = not getattr(policies.selection, "keeps_all", False)
-        if settings.drafter is not None:
-            engine = drafter_engine(scheduler, settings.drafter)
-            self._channel = DrafterChannel(settings.drafter, engine, self._with_probs)
-            self._hello = self._channel.wait_ready()
-            known = compat.vocab_size(scheduler.vllm_config)
-            self._vocab_size = None if 0 < self._hello.vocab_size <= known else known
         try:
+            if settings.drafter is not None:
+                self._start_drafter(settings.drafter)
             compat.prepare(scheduler, self._room)
             self._start_core(settings, policies)
         except BaseException:
             self.close()
             raise
 
+    def _start_drafter(self, settings: DrafterSettings) -> None:
+        config, engine = self._scheduler.vllm_config, drafter_engine(self._scheduler, settings)
+        self._may_nap = bool(engine["enable_sleep_mode"])
+        self._status = DrafterStatus(status_path(config.instance_id))
+        self._channel = DrafterChannel(settings, engine, self._with_probs, self._status)
+        self._hello = self._channel.wait_ready()
+        known = compat.vocab_size(config)
+        self._vocab_size = None if 0 < self._hello.vocab_size <= known else known
+
     def _start_core(self, settings: Settings, policies: Policies) -> None:
         config = scheduler_config(self._scheduler, settings, self._hello)
-        sinks = [JournalWriter(settings.journal, _header(config, settings))] if settings.journal else []
-        self._view = KVView(self._scheduler, self._incarnations)
+        sinks = [Recording(settings.journal, _header(config, settings), self._lose_journal)] if settings.journal else []
+        self._view = KVView(self._scheduler, self._stays)
         self._loop: CoreLoop = CoreLoop(Scheduler(config, policies, self._view.pool), self._view, sinks)
+
+    def _lose_journal(self) -> None:
+        self.counters.journals_lost += 1
 
     def restart(self, settings: Settings) -> None:
         """Put a fresh core at the side of an idle engine: other policies, mode, limits or journal, no reloading.
@@ -155,6 +171,8 @@ class Conductor:
             self._loop.close()  # first: a journal must be whole even if nobody waits for the drafter's end
         if self._channel is not None:
             self._channel.close()
+        if self._status is not None:
+            self._status.close()
 
     # --- What vLLM tells.
 
@@ -187,7 +205,34 @@ class Conductor:
     def aborted(self, request_id: RequestId) -> None:
         """VLLM has ended a request that the core may know."""
         self._blocked.pop(request_id, None)
+        self._held_back.pop(request_id, None)
         self._inbox.append(RequestAborted(request_id))
+
+    def pause_changed(self) -> None:
+        """VLLM was paused, or goes on. While it lets nobody in, the core shall know nobody who waits."""
+        self._is_closed = compat.is_closed(self._scheduler)
+        if self._channel is not None and not compat.is_in_pause(self._scheduler):
+            self._channel.wake()
+
+    def dropped(self) -> None:
+        """VLLM has taken the KV of all running requests, and the prefix cache; no step is in flight.
+
+        In a pause that is what comes of `sleep`, of which a scheduler isn't told anything else; a pause that clears the
+        caches looks the same from here, and so the drafter sleeps through that too.
+        """
+        self._stays.clear()
+        self._resend.clear()
+        for request_id in self.core.state.running:  # who is yet to join has counted on the prefix cache
+            if (request := self._scheduler.requests.get(request_id)) is not None:  # else its abort is in the inbox
+                self._inbox.append(RequestDisplaced(request_id, request.num_tokens))
+        work, self._planned = self._planned, None
+        if work is not None:  # it can't run any more: it ends without having done anything
+            self._tell_inbox()
+            step = Step(work, [None] * len(work.request_ids))
+            step.started_s = step.ended_s = self._loop.now()
+            self._finish(step, {})
+        if self._channel is not None and self._may_nap and compat.is_in_pause(self._scheduler):
+            self._channel.sleep()
 
     # --- The first half of a step.
 
@@ -217,7 +262,7 @@ class Conductor:
         """Whether the work gives vLLM anything to run; if not, it is done."""
         self._planned = None
         num_running = len(self._scheduler.running)
-        step = arrange(self._scheduler, self._room, self._incarnations, work)
+        step = arrange(self._scheduler, self._room, self._roster, work)
         self.counters.preemptions += num_running - len(self._scheduler.running)
         if step.expected:
             self._step = step
@@ -257,7 +302,7 @@ class Conductor:
             if not output.num_scheduled_tokens:
                 return
             step = self._step = unplanned()
-        check(self._scheduler, step, output.num_scheduled_tokens, self._incarnations)
+        check(self._scheduler, step, output.num_scheduled_tokens, self._stays)
         step.started_s = self._loop.now()
         self.counters.started(self.core.state.mode)
 
@@ -313,7 +358,7 @@ class Conductor:
                 self._open_gate(request_id)
 
     def _forget(self, request_id: RequestId) -> None:
-        self._incarnations.pop(request_id, None)
+        self._stays.forget(request_id)
         self._resend.pop(request_id, None)
         self._with_grammar.pop(request_id, None)
         self._displaced.pop(request_id, None)
@@ -322,7 +367,7 @@ class Conductor:
         """Make vLLM and the core agree on a request again: it waits once more, with the text that it has."""
         self.counters.strays += 1
         logger.warning("request %s %s; it loses its KV and waits again", request_id, why)
-        self._incarnations.pop(request_id, None)
+        self._stays.forget(request_id)
         request = self._scheduler.requests.get(request_id)
         if request is None:
             self._tell(RequestAborted(request_id))  # it has ended
@@ -341,14 +386,37 @@ class Conductor:
 
     def _take_in(self) -> None:
         self._tell_inbox()
+        if self._is_closed:
+            self._hold_back()
+        else:
+            self._let_on()
+        if self._channel is not None:
+            for news in self._channel.poll():
+                self._hear(news)
+
+    def _let_on(self) -> None:
+        """Tell the core of those that nothing but their turn keeps from running."""
+        if self._held_back:
+            held, self._held_back = self._held_back, {}
+            for request in held.values():
+                self._tell_arrival(request)
         ready = [request for request in self._blocked.values() if compat.can_start(self._scheduler, request)]
         for request in ready:
             del self._blocked[request.request_id]
             if self._gate.arrive(request.request_id, compat.adapter(request)):
                 self._tell_arrival(request)
-        if self._channel is not None:
-            for news in self._channel.poll():
-                self._hear(news)
+
+    def _hold_back(self) -> None:
+        """Let the core forget who waits, until vLLM lets requests in again: it would admit them in vain."""
+        if self._planned is not None or not self.core.state.waiting.num_live:
+            return
+        sequences = self.core.state.sequences.values()
+        for request_id in [seq.request_id for seq in sequences if seq.status is not SequenceStatus.RUNNING]:
+            request = self._scheduler.requests.get(request_id)
+            # One that lost its KV by the core's decision runs in vLLM until the next step takes it back.
+            if request is not None and not compat.is_running(request):
+                self._held_back[request_id] = request
+                self._tell(RequestAborted(request_id))
 
     def _tell_inbox(self) -> None:
         while self._inbox:
@@ -395,7 +463,7 @@ class Conductor:
         if isinstance(news, Up):
             self._tell(DrafterReady())
         elif isinstance(news, Down):
-            self.counters.drafters_lost += 1
+            self.counters.drafters_lost += not news.is_asleep
             self._drafting = None
             self._tell(DrafterLost(news.message))
         elif isinstance(news, Late):
@@ -406,7 +474,7 @@ class Conductor:
             work, self._drafting = self._drafting, None
             assert work is not None, news.work_id
             with_grammar = bool(self._with_grammar)
-            result = hand_over(self._scheduler, self._incarnations, work, news, with_grammar, self._vocab_size)
+            result = hand_over(self._scheduler, self._roster, work, news, with_grammar, self._vocab_size)
             origin_s = self._loop.origin_s
             self.counters.drafted(news.started_s - origin_s, news.ended_s - origin_s)
             self._tell(WorkDone(work.work_id, result, news.started_s - origin_s, news.ended_s - origin_s))
@@ -422,7 +490,7 @@ class Conductor:
                 continue
             assert self._channel is not None
             self._drafting = work
-            self._channel.submit(make_job(self._scheduler, work, self._with_probs))
+            self._channel.submit(make_job(self._scheduler, self._roster, work, self._with_probs))
 
 
 def _header(config: SchedulerConfig, settings: Settings) -> JournalHeader:

@@ -23,6 +23,7 @@ TOTALS: Final = (
     "drafters_lost",
     "preemptions",
     "trims",
+    "journals_lost",
 )
 """Counters that are reported as they are, by their names in `Counters`."""
 
@@ -52,6 +53,7 @@ class Counters:
         drafters_lost: times that the drafter went away.
         preemptions: requests that lost their target KV by the core's decision.
         trims: requests that gave back blocks of rejected drafts.
+        journals_lost: journals that were given up since their file took no more.
     """
 
     steps: int = 0
@@ -66,6 +68,7 @@ class Counters:
     drafters_lost: int = 0
     preemptions: int = 0
     trims: int = 0
+    journals_lost: int = 0
     _verified: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_MAX_INTERVALS))
     _reported: dict[str, int] = field(default_factory=dict)
 

@@ -17,15 +17,17 @@ class DraftScheduler(Scheduler):  # type: ignore[misc]
     """Named by the drafter's `scheduler_cls`.
 
     Attributes:
-        keep: by request id, how many of a session's first tokens still hold when its next job comes in.
+        rewinds: by request id, for a session whose next job comes in: how many of its first tokens still hold, and its
+            whole text from then on, as an array.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.keep: dict[str, int] = {}
+        self.rewinds: dict[str, tuple[int, Any]] = {}
         # A draft in a cached block could be overwritten while another session reads it.
         compat.cache_prompts_only(self)
 
     def _update_request_as_session(self, session: Any, update: Any) -> None:
-        """Replace a parked session's tokens by those of the update; its KV stays valid for the first `keep`."""
-        compat.rewind_session(self, session, update, self.keep.pop(session.request_id, 0))
+        """Rewind a parked session, and append the update's tokens."""
+        keep, text = self.rewinds.pop(session.request_id)
+        compat.rewind_session(self, session, update, keep, text)

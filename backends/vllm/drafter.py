@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from minedraft.backends.vllm.messages import (
     PROTOCOL_VERSION,
+    Asleep,
     Drafted,
     DraftEntry,
     DraftJob,
@@ -33,7 +34,9 @@ from minedraft.backends.vllm.messages import (
     Pong,
     Reply,
     Reset,
+    Sleep,
     Stop,
+    Wake,
     pack,
     receive,
 )
@@ -44,7 +47,7 @@ Key = tuple[str, int]
 """(request id, incarnation)."""
 
 _EXIT_GRACE_S: Final = 5.0  # for a step to finish once the target is gone
-_MAX_ORDERS: Final = 4  # a job or a reset, and a stop; see `messages.py`
+_MAX_ORDERS: Final = 8  # one of each kind is more than there can be; see `messages.py`
 
 
 class OutOfStepError(Exception):
@@ -59,11 +62,24 @@ class Session:
         request_id: of the vLLM request that holds its KV; empty while there is none.
     """
 
-    __slots__ = ("request_id", "tokens")
+    __slots__ = ("_packed", "request_id", "tokens")
 
     def __init__(self) -> None:
+        from minedraft.backends.vllm.token_array import TokenArray
+
         self.tokens: list[int] = []
         self.request_id = ""
+        self._packed = TokenArray()  # the first of the tokens
+
+    def go_on(self, keep: int, token_ids: list[int]) -> None:
+        """Replace what is behind the first `keep` tokens."""
+        self.tokens[keep:] = token_ids
+        self._packed.cut(keep)
+
+    def pack(self) -> Any:
+        """All tokens as an array. What it costs depends on how many are new, not on how many there are."""
+        self._packed.extend(self.tokens[len(self._packed) :])
+        return self._packed.view
 
 
 class DraftEngine:
@@ -89,6 +105,15 @@ class DraftEngine:
     def reset(self) -> None:
         """Drop all sessions."""
         self._free(list(self._sessions))
+
+    def sleep(self) -> None:
+        """Drop all sessions, and let vLLM move the weights to main memory and throw the KV away."""
+        self.reset()
+        self._core.sleep(1)
+
+    def wake(self) -> None:
+        """End the sleep."""
+        self._core.wake_up()
 
     def run(self, job: DraftJob) -> Drafted:
         """Do a job from start to end.
@@ -132,12 +157,12 @@ class DraftEngine:
             raise OutOfStepError(
                 f"session {key} has {len(session.tokens)} tokens, the job builds on {entry.num_computed}"
             )
-        session.tokens[entry.num_computed :] = self._known(entry.token_ids)
+        session.go_on(entry.num_computed, self._known(entry.token_ids))
         if not entry.num_computed:
             self._drop_kv([session])  # nothing to keep: vLLM rewinds a session to its first token at most
         goes_on = bool(session.request_id)
         if goes_on:
-            self._core.scheduler.keep[session.request_id] = entry.num_computed
+            self._core.scheduler.rewinds[session.request_id] = entry.num_computed, session.pack()
         else:
             self._num_requests += 1
             session.request_id = f"{entry.request_id}/{entry.incarnation}/{self._num_requests}"
@@ -151,7 +176,7 @@ class DraftEngine:
         self._core.add_request(
             Request(
                 session.request_id,
-                list(session.tokens),
+                session.tokens[entry.num_computed :] if goes_on else list(session.tokens),
                 params,
                 None,
                 resumable=True,
@@ -176,7 +201,7 @@ class DraftEngine:
         if request_ids:
             self._core.abort_requests(request_ids)
         for session in sessions:
-            self._core.scheduler.keep.pop(session.request_id, None)
+            self._core.scheduler.rewinds.pop(session.request_id, None)
             session.request_id = ""
 
     def _make_room(self, owners: dict[str, int]) -> None:
@@ -192,11 +217,11 @@ class Line:
     """The drafter's end of the socket.
 
     Attributes:
-        orders: jobs, resets and stops that came in.
+        orders: all that came in but pings.
     """
 
     def __init__(self, connection: socket.socket) -> None:
-        self.orders: queue.Queue[DraftJob | Reset | Stop] = queue.Queue(_MAX_ORDERS)
+        self.orders: queue.Queue[DraftJob | Reset | Sleep | Wake | Stop] = queue.Queue(_MAX_ORDERS)
         self._connection = connection
         self._lock = threading.Lock()  # two threads send
         threading.Thread(target=self._read, name="minedraft-orders", daemon=True).start()
@@ -213,7 +238,7 @@ class Line:
                 if isinstance(message, Ping):
                     self.send(Pong())
                     continue
-                assert isinstance(message, DraftJob | Reset | Stop), message
+                assert isinstance(message, DraftJob | Reset | Sleep | Wake | Stop), message
                 self.orders.put_nowait(message)
             with contextlib.suppress(queue.Full):
                 self.orders.put_nowait(Stop())
@@ -233,10 +258,10 @@ def leave(code: int) -> None:
 
 
 def main() -> None:
-    """Entry point: `python -m minedraft.backends.vllm.drafter FD SPEC`."""
+    """Entry point: `python -m minedraft.backends.vllm.drafter FD`, with the specification on stdin."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
-    spec = json.loads(sys.argv[2])
+    spec = json.load(sys.stdin)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the target's to handle; it closes the socket
     if spec["cpus"]:
         os.sched_setaffinity(0, spec["cpus"])
@@ -286,16 +311,24 @@ def _hello(core: Any) -> Hello:
 def _serve(core: Any, engine: DraftEngine, line: Line) -> None:
     line.send(_hello(core))
     while not isinstance(order := line.orders.get(), Stop):
-        if isinstance(order, Reset):
-            engine.reset()
-            line.send(_hello(core))
-            continue
+        line.send(_answer(core, engine, order))
+
+
+def _answer(core: Any, engine: DraftEngine, order: DraftJob | Reset | Sleep | Wake) -> Reply:
+    if isinstance(order, DraftJob):
         try:
-            reply: Reply = engine.run(order)
+            return engine.run(order)
         except OutOfStepError as error:
             engine.reset()
-            reply = JobFailed(order.work_id, str(error))
-        line.send(reply)
+            return JobFailed(order.work_id, str(error))
+    if isinstance(order, Sleep):
+        engine.sleep()
+        return Asleep()
+    if isinstance(order, Wake):
+        engine.wake()
+    else:
+        engine.reset()
+    return _hello(core)
 
 
 if __name__ == "__main__":

@@ -27,13 +27,15 @@ from minedraft.backends.vllm.messages import (
     Ping,
     Pong,
     Reset,
+    Sleep,
     Stop,
+    Wake,
     pack,
     receive,
 )
 from minedraft.backends.vllm.settings import DrafterSettings
 
-_MAX_ORDERS: Final = 8  # a job, a reset, a ping and a stop are the most there can be; see `messages.py`
+_MAX_ORDERS: Final = 8  # one of each kind is more than there can be; see `messages.py`
 _EXIT_S: Final = 5.0  # for a process whose socket is closed to be gone
 _GROUP_EXIT_S: Final = 3.0  # for workers to see that the drafter is gone, and to clean up
 _POLL_S: Final = 0.02
@@ -44,14 +46,15 @@ class DrafterProcess:
 
     Args:
         settings: of the process.
-        spec: JSON for the drafter.
+        spec: JSON for the drafter. It may hold secrets (`hf_token`), so it is not among the process's arguments, which
+            anybody on the machine can read.
         module: Python module to run.
         deliver: called with this object and each message but `Pong`; must not block.
         wake: called once the process has nothing more to say, or is condemned.
 
     Attributes:
         num_heard: messages that came in.
-        num_owed: answers that are due: to the start, to jobs and to resets.
+        num_owed: answers that are due: to the start, and to every order but pings.
         num_answers: answers that came in.
         is_pinged: whether a `Pong` is due.
         verdict: why it must be ended, as far as it or its channel said so.
@@ -75,7 +78,7 @@ class DrafterProcess:
         self._deliver = deliver
         self._wake = wake
         self._socket, theirs = socket.socketpair()
-        self.popen = _start([sys.executable, "-m", module, str(theirs.fileno()), spec], settings, theirs)
+        self.popen = _start([sys.executable, "-m", module, str(theirs.fileno())], spec, settings, theirs)
         self._orders: queue.Queue[bytes | None] = queue.Queue(_MAX_ORDERS)
         self._senders = threading.Lock()  # the target's thread, and the watch's for pings
         self._threads = [
@@ -93,7 +96,7 @@ class DrafterProcess:
         """
         if isinstance(order, Ping):
             self.is_pinged = True
-        elif isinstance(order, DraftJob | Reset):
+        elif isinstance(order, DraftJob | Reset | Sleep | Wake):
             self.num_owed += 1
         with self._senders:
             rest = pack(order)
@@ -170,26 +173,32 @@ class DrafterProcess:
         self._wake()
 
 
-def _start(command: list[str], settings: DrafterSettings, theirs: socket.socket) -> subprocess.Popen[bytes]:
+def _start(command: list[str], spec: str, settings: DrafterSettings, theirs: socket.socket) -> subprocess.Popen[bytes]:
     # One engine core in one process, vLLM would else put it behind a process of its own; and workers that aren't
-    # forked, or they would hold the socket open.
+    # forked, or they would hold the socket open. The V2 model runner, a GPU's default, copies a session's whole text
+    # from a list in every round; the V1 runner, which the target has to use anyway, takes it from an array.
     env = {
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
         **os.environ,
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         **settings.env,
     }
     log = open(settings.log, "ab") if settings.log else None  # noqa: PTH123, SIM115
     try:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             command,
             env=env,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=log,
             stderr=log and subprocess.STDOUT,
             pass_fds=[theirs.fileno()],
             process_group=0,
         )
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), process.stdin:  # if it died: the reading thread sees EOF
+            process.stdin.write(spec.encode())
+        return process
     finally:
         theirs.close()  # or the child's death would not show as EOF
         if log is not None:

@@ -6,16 +6,15 @@ request is in the incarnation that it was made for. How many of it are verified 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from minedraft.backends.vllm import compat
 from minedraft.backends.vllm.messages import Drafted, DraftJob
-from minedraft.request import RequestId
+from minedraft.backends.vllm.roster import Roster, Stays
 from minedraft.work import DraftResult, DraftWork
 
 
-def make_job(scheduler: Any, work: DraftWork, with_probs: bool) -> DraftJob:
+def make_job(scheduler: Any, roster: Roster, work: DraftWork, with_probs: bool) -> DraftJob:
     """Put the tokens to a work; every request of it is alive, since the core knows of all aborts when it is asked."""
     return DraftJob(
         work.work_id,
@@ -23,7 +22,7 @@ def make_job(scheduler: Any, work: DraftWork, with_probs: bool) -> DraftJob:
         work.request_ids,
         work.incarnations,
         work.num_computed,
-        compat.new_tokens(scheduler, work),
+        compat.new_tokens(scheduler, roster.find(work.batch, work.request_ids, work.incarnations), work),
         work.num_draft,
         with_probs,
     )
@@ -31,7 +30,7 @@ def make_job(scheduler: Any, work: DraftWork, with_probs: bool) -> DraftJob:
 
 def hand_over(
     scheduler: Any,
-    incarnations: Mapping[RequestId, int],
+    roster: Roster,
     work: DraftWork,
     reply: Drafted,
     with_grammar: bool,
@@ -41,7 +40,7 @@ def hand_over(
 
     Args:
         scheduler: vLLM's.
-        incarnations: of the requests that vLLM runs.
+        roster: of the requests that vLLM runs.
         work: what was asked for.
         reply: what came.
         with_grammar: whether some request has a grammar. What that forbids is cut, as vLLM cuts its own drafts: the
@@ -51,28 +50,30 @@ def hand_over(
     if vocab_size is not None:
         reply = reply._replace(token_ids=[_known(token_ids, vocab_size) for token_ids in reply.token_ids])
     drafted = tuple(map(len, reply.token_ids))
-    requests = list(map(scheduler.requests.get, work.request_ids))
-    is_usual = drafted == work.num_draft and tuple(map(incarnations.get, work.request_ids)) == work.incarnations
-    if is_usual and not with_grammar and None not in requests:
+    requests = None
+    if drafted == work.num_draft and not with_grammar:
+        requests = roster.find(work.batch, work.request_ids, work.incarnations)
+    if requests is not None:
         for request, token_ids in zip(requests, reply.token_ids, strict=True):
             request.spec_token_ids = token_ids
+        roster.handed[work.batch] = drafted
     else:
-        drafted = _hand_over_each(scheduler, requests, incarnations, work, reply)
+        drafted = _hand_over_each(scheduler, roster.stays, work, reply)
+        roster.handed.pop(work.batch, None)
     probs = None
     if reply.probs is not None:
         probs = tuple([tuple(row[:num]) for row, num in zip(reply.probs, drafted, strict=True)])
     return DraftResult(drafted, probs)
 
 
-def _hand_over_each(
-    scheduler: Any, requests: list[Any], incarnations: Mapping[RequestId, int], work: DraftWork, reply: Drafted
-) -> tuple[int, ...]:
+def _hand_over_each(scheduler: Any, stays: Stays, work: DraftWork, reply: Drafted) -> tuple[int, ...]:
     """The same where some request has gone or started over, drafts are short, or a grammar may cut them."""
     drafted = []
-    columns = zip(requests, work.request_ids, work.incarnations, work.num_draft, reply.token_ids, strict=True)
-    for request, request_id, incarnation, num_draft, token_ids in columns:
+    columns = zip(work.request_ids, work.incarnations, work.num_draft, reply.token_ids, strict=True)
+    for request_id, incarnation, num_draft, token_ids in columns:
+        request = scheduler.requests.get(request_id)
         kept = token_ids[:num_draft]
-        if request is not None and incarnations.get(request_id) == incarnation:
+        if request is not None and stays.get(request_id) == incarnation:
             if request.structured_output_request is not None:
                 kept = compat.validate_drafts(scheduler, request, kept)
             request.spec_token_ids = kept

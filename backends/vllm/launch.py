@@ -130,7 +130,7 @@ def plan_launch(
     needs = [_need("target", given, placement.target, placement.target_ranks, space)]
     if with_drafter:
         engine["speculative_config"] = _speculative_config(DEFAULT_K if options.k is None else options.k)
-        followed = {key: given.get(key) for key in ("dtype", "kv_cache_dtype", "max_model_len")}
+        followed = {key: given.get(key) for key in ("dtype", "max_model_len")}  # see `drafter_engine`
         arguments = {**followed, **drafter["engine"]}
         needs.append(_need("drafter", arguments, placement.draft, placement.draft_ranks, space))
         tree = merged(tree, {"drafter": _placed(placement)})

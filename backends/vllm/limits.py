@@ -58,7 +58,11 @@ def follow_engine(scheduler: Any, settings: Settings) -> Settings:
 
 
 def drafter_engine(scheduler: Any, settings: DrafterSettings) -> dict[str, Any]:
-    """VLLM engine arguments of the drafter: those given, over what follows from the target."""
+    """VLLM engine arguments of the drafter: those given, over what follows from the target.
+
+    Raises:
+        VllmWorldError: it would have fewer sessions than the target has running requests.
+    """
     config = scheduler.vllm_config
     follow = {
         "dtype": str(config.model_config.dtype).removeprefix("torch."),
@@ -67,10 +71,17 @@ def drafter_engine(scheduler: Any, settings: DrafterSettings) -> dict[str, Any]:
         "max_num_batched_tokens": scheduler.max_num_scheduled_tokens,
         "block_size": scheduler.block_size,
         "enforce_eager": config.model_config.enforce_eager,
+        "enable_sleep_mode": config.model_config.enable_sleep_mode,
         "skip_tokenizer_init": True,
     }
     fixed = {
         "scheduler_cls": "minedraft.backends.vllm.draft_scheduler.DraftScheduler",
         "async_scheduling": False,
     }
-    return {**follow, **settings.engine, **fixed}
+    engine = {**follow, **settings.engine, **fixed}
+    if engine["max_num_seqs"] < follow["max_num_seqs"]:
+        raise VllmWorldError(
+            f"{KEY}.drafter.engine.max_num_seqs is {engine['max_num_seqs']}, but the target runs up to "
+            f"{follow['max_num_seqs']} requests, each with a session in the drafter; remove it"
+        )
+    return engine

@@ -3,8 +3,9 @@
 Law of this file: plain values only; imports neither vLLM nor torch, so that a drafter can pin itself first. A frame is
 four bytes of length and a MessagePack array `[kind, fields]`; the version is checked once, in `Hello`.
 
-Each `DraftJob` and `Reset` is answered by one reply, and the next is sent only then; so is each `Ping`, by its `Pong`.
-What is under way is therefore bounded in both directions: one of each kind of order, and one reply to each.
+Each `DraftJob`, `Reset`, `Sleep` and `Wake` is answered by one reply, and the next of its kind is sent only then; so is
+each `Ping`, by its `Pong`. What is under way is therefore bounded in both directions: one of each kind of order, and
+one reply to each.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import msgspec
 
 from minedraft.backends.vllm.errors import VllmWorldError
 
-PROTOCOL_VERSION: Final = 4
+PROTOCOL_VERSION: Final = 5
 _LENGTH: Final = struct.Struct("<I")
 _MAX_FRAME: Final = 1 << 28  # a length beyond this is garbage, not a message
 
@@ -101,6 +102,14 @@ class Reset(NamedTuple):
     """Drop all sessions and answer with `Hello`."""
 
 
+class Sleep(NamedTuple):
+    """Drop all sessions, give the device's memory back as far as the engine can, and answer with `Asleep`."""
+
+
+class Wake(NamedTuple):
+    """End the sleep and answer with `Hello`."""
+
+
 class Ping(NamedTuple):
     """Answer with `Pong` at once, whatever the engine does."""
 
@@ -131,6 +140,10 @@ class Drafted(NamedTuple):
     ended_s: float
 
 
+class Asleep(NamedTuple):
+    """A `Sleep` has begun; jobs must wait for the `Hello` after a `Wake`."""
+
+
 class JobFailed(NamedTuple):
     """A job came to nothing. The sessions are out of step with the target: it must `Reset`."""
 
@@ -144,12 +157,13 @@ class LoadFailed(NamedTuple):
     message: str
 
 
-Order = DraftJob | Reset | Ping | Stop
-Reply = Hello | Drafted | JobFailed | LoadFailed | Pong
+Order = DraftJob | Reset | Sleep | Wake | Ping | Stop
+Reply = Hello | Drafted | JobFailed | Asleep | LoadFailed | Pong
 Message = Order | Reply
 
 _KINDS: Final[dict[str, type[Any]]] = {
-    kind.__name__: kind for kind in (Hello, DraftJob, Reset, Ping, Pong, Stop, Drafted, JobFailed, LoadFailed)
+    kind.__name__: kind
+    for kind in (Hello, DraftJob, Reset, Sleep, Wake, Ping, Pong, Stop, Drafted, Asleep, JobFailed, LoadFailed)
 }
 _envelope: Final = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
 _decoders: Final = {name: msgspec.msgpack.Decoder(kind) for name, kind in _KINDS.items()}

@@ -12,6 +12,14 @@ proposer (and with it `cpu_sampling`) in the workers', the stat logger in the AP
 from __future__ import annotations
 
 import logging
+from importlib.metadata import entry_points
+from typing import Final
+
+METRICS_PLUGIN: Final = "minedraft_metrics"
+"""Name of our stat logger's entry point."""
+
+_GROUPS: Final = tuple([f"vllm.{kind}_plugins" for kind in ("general", "platform", "io_processor", "stat_logger")])
+_ONLY_IF_NAMED: Final = "vllm.endpoint_plugins"
 
 
 def register() -> None:
@@ -23,3 +31,22 @@ def register() -> None:
         ours.addHandler(handler)
     ours.setLevel(theirs.level)
     ours.propagate = theirs.propagate
+
+
+def without_metrics(allowed: str | None) -> str | None:
+    """What VLLM_PLUGINS must be for all to be loaded that would be, but for our stat logger.
+
+    Args:
+        allowed: what it is now; None if unset.
+
+    Returns:
+        None if there is no such list: some plugin is loaded only where it is named, and has a name in common with
+        another.
+    """
+    if allowed is not None:
+        names = allowed.split(",")
+    else:
+        names = sorted({point.name for group in _GROUPS for point in entry_points(group=group)})
+        if any(point.name in names for point in entry_points(group=_ONLY_IF_NAMED)):
+            return None
+    return ",".join([name for name in names if name.strip() != METRICS_PLUGIN])

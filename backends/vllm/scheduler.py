@@ -44,11 +44,26 @@ class PSDScheduler(Scheduler):  # type: ignore[misc]
             self.conductor.aborted(request.request_id)
         return ended
 
+    def set_pause_state(self, pause_state: Any) -> None:
+        """See vLLM."""
+        super().set_pause_state(pause_state)
+        self.conductor.pause_changed()
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """See vLLM: called between steps."""
+        try:
+            return bool(super().reset_prefix_cache(reset_running_requests, reset_connector))
+        finally:
+            if reset_running_requests:
+                self.conductor.dropped()
+
     def schedule(self, throttle_prefills: bool = False) -> Any:
         """See vLLM: the core decides, vLLM allocates and builds the step."""
         self.conductor.plan()
         output = super().schedule(throttle_prefills)
         self.conductor.scheduled(output)
+        if self.num_spec_tokens and output.scheduled_new_reqs:  # else logits processors may want to see lists
+            compat.pack_prompts(output)
         return output
 
     def _reserve_prefill_lookahead(self, request: Any, num_computed_tokens: int, num_new_tokens: int) -> int:

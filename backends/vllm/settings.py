@@ -28,8 +28,11 @@ class DrafterSettings:
 
     Attributes:
         engine: vLLM engine arguments, `model` among them; what is left out follows the target (see `drafter_engine`).
+            Secrets are better left to the environment (HF_TOKEN): they don't show among the drafter's arguments, but
+            vLLM logs all of `additional_config` when the target starts.
         env: environment variables of the process, `CUDA_VISIBLE_DEVICES` for example; `VLLM_CPU_OMP_THREADS_BIND` for a
-            tensor-parallel drafter on a CPU, where vLLM by itself wants a NUMA node for each rank.
+            tensor-parallel drafter on a CPU, where vLLM by itself wants a NUMA node for each rank. The V1 model runner
+            is used unless `VLLM_USE_V2_MODEL_RUNNER` is set, here or for the target.
         cpus: cores to pin the process to; empty means wherever the target may run.
         log: file for its output; empty means that of the target.
         require_drafter: whether the engine refuses to start with a drafter that can't. Otherwise it serves without
@@ -92,7 +95,7 @@ class Settings:
         drafter: None for a run without one (mode ar only).
         max_wait_s: longest stay of one `schedule()` call with nothing to verify: new requests and aborts wait so long.
         draft_capacity: drafts that one verification may carry, for selection policies; None means no bound.
-        journal: file to record the run in; empty means none.
+        journal: file to record the run in; empty means none. If its disk is full it ends there, and the engine goes on.
         force_version: run on a vLLM that this package was not tested with.
     """
 

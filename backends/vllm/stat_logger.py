@@ -2,8 +2,13 @@
 
 The scheduler reports with each step's statistics (`Counters.report`, carried by `compat.put_report`); this logger, in
 the process of the front end, takes the report out and adds it to series in Prometheus' registry, under vLLM's labels
-`model_name` and `engine`. The values are those at the end of the engine's last step. An offline engine (`LLM`) loads
-no such plugins: see `attach`.
+`model_name` and `engine`. The values are those at the end of the engine's last step, but for `minedraft_drafter_up`,
+which is brought up to date every VLLM_LOG_STATS_INTERVAL seconds (10) as well, since drafters die in idle engines too.
+An offline engine (`LLM`) loads no such plugins: see `attach`.
+
+Where any stat-logger plugin is installed, vLLM collects statistics even with `--disable-log-stats`, in every engine,
+and a plugin can't tell it not to. So this one has a name of its own, `minedraft_metrics`: it is not loaded where
+VLLM_PLUGINS names others only, as VLLM_PLUGINS=minedraft does. `minedraft serve --disable-log-stats` sees to that.
 
 Law of this file: it does nothing in an engine that has no settings under `minedraft`.
 """
@@ -17,6 +22,7 @@ from prometheus_client import REGISTRY, Counter, Gauge
 from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 
 from minedraft.backends.vllm import compat
+from minedraft.backends.vllm.drafter_status import read_status, status_path
 from minedraft.backends.vllm.errors import VllmWorldError
 from minedraft.backends.vllm.settings import KEY, parse_settings
 from minedraft.policy import Mode
@@ -47,6 +53,7 @@ COUNTERS: Final = {
     "drafters_lost": CounterSpec("minedraft_drafters_lost", "Times that the drafter went away."),
     "preemptions": CounterSpec("minedraft_preemptions", "Requests that lost their KV by the core's decision."),
     "trims": CounterSpec("minedraft_trims", "Requests that gave back KV blocks of rejected drafts."),
+    "journals_lost": CounterSpec("minedraft_journals_lost", "Journals given up since their file took no more."),
 }
 """By key of a report. The share of drafting that is hidden is overlapped seconds over seconds."""
 
@@ -78,7 +85,9 @@ class PSDStatLogger(AggregateStatLoggerBase):  # type: ignore[misc]
         _registered.clear()
         labels = {i: (vllm_config.model_config.served_model_name, str(i)) for i in engine_indexes}
         self._series = {i: {} for i in labels}
+        self._status = status_path(vllm_config.instance_id)
         self._make(labels, parse_settings(settings).num_batches)
+        self.log()
 
     def _make(self, labels: dict[int, tuple[str, str]], num_batches: int) -> None:
         for key, spec in COUNTERS.items():
@@ -107,6 +116,13 @@ class PSDStatLogger(AggregateStatLoggerBase):  # type: ignore[misc]
         for key, value in compat.take_report(scheduler_stats).items():
             if (put := series.get(key)) is not None:
                 put(value)
+
+    def log(self) -> None:
+        """See vLLM: called from time to time, also while the engine is idle."""
+        is_up = read_status(self._status) if self._series else None
+        if is_up is not None:
+            for series in self._series.values():
+                series["drafter_up"](is_up)
 
     def log_engine_initialized(self) -> None:
         """There is nothing to tell."""

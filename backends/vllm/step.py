@@ -10,16 +10,15 @@ with as little Python per request as can be; any other step goes through its ent
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import repeat
+from operator import sub
 from typing import Any
 
-from vllm.v1.request import RequestStatus
-
 from minedraft.backends.vllm import compat
+from minedraft.backends.vllm.roster import Roster, Stays
 from minedraft.backends.vllm.waiting_room import WaitingRoom
 from minedraft.request import FinishReason, RequestId
 from minedraft.work import VerifyResult, VerifyWork
-
-_RUNNING = RequestStatus.RUNNING
 
 
 @dataclass(slots=True)
@@ -56,7 +55,7 @@ def unplanned() -> Step:
     return Step(VerifyWork(-1, 0, (), (), (), (), (), (), (), (), (), ()))
 
 
-def arrange(scheduler: Any, room: WaitingRoom, incarnations: dict[RequestId, int], work: VerifyWork) -> Step:
+def arrange(scheduler: Any, room: WaitingRoom, roster: Roster, work: VerifyWork) -> Step:
     """Carry out a work's preemptions and admissions, and find vLLM's requests for its entries.
 
     Drafts are where they arrived: each request's `spec_token_ids`.
@@ -64,26 +63,26 @@ def arrange(scheduler: Any, room: WaitingRoom, incarnations: dict[RequestId, int
     Args:
         scheduler: vLLM's.
         room: its waiting queue.
-        incarnations: of the requests that vLLM runs; written here.
+        roster: of vLLM's running requests; changed here.
         work: the core's plan.
     """
-    _take_back(scheduler, incarnations, work)
+    if work.freed:
+        _take_back(scheduler, roster.stays, work)
     request_ids = work.request_ids
-    requests = list(map(scheduler.requests.get, request_ids))
-    step = Step(work, requests)
-    if (
-        tuple(map(incarnations.get, request_ids)) != work.incarnations
-        or max(work.num_new) > 1
-        or False in work.is_last
-        or None in requests
-        or [request.status for request in requests].count(_RUNNING) != len(requests)
-    ):
-        _arrange_each(scheduler, room, incarnations, step)
+    handed = roster.handed.pop(work.batch, None)
+    requests = roster.find(work.batch, request_ids, work.incarnations)
+    if requests is None or max(work.num_new) > 1 or False in work.is_last:
+        step = Step(work, list(map(scheduler.requests.get, request_ids)))
+        _arrange_each(scheduler, room, roster.stays, step)
         return step
-    drafted = tuple([len(request.spec_token_ids) for request in requests])
-    if drafted != work.num_draft:
-        drafted = tuple(map(_cut_drafts, requests, work.num_draft))
-    step.expected = {request_id: 1 + num for request_id, num in zip(request_ids, drafted, strict=True)}
+    drafted = work.num_draft
+    if handed != drafted:
+        drafted = tuple(map(_cut_drafts, requests, drafted))
+    step = Step(work, requests)
+    if drafted.count(drafted[0]) == len(drafted):
+        step.expected = dict.fromkeys(request_ids, 1 + drafted[0])
+    else:
+        step.expected = {request_id: 1 + num for request_id, num in zip(request_ids, drafted, strict=True)}
     step.running = requests.copy()  # vLLM adds to this one
     return step
 
@@ -94,30 +93,30 @@ def _cut_drafts(request: Any, num_draft: int) -> int:
     return len(request.spec_token_ids)
 
 
-def _arrange_each(scheduler: Any, room: WaitingRoom, incarnations: dict[RequestId, int], step: Step) -> None:
+def _arrange_each(scheduler: Any, room: WaitingRoom, stays: Stays, step: Step) -> None:
     """The same where some entry computes a prompt, joins, or has gone."""
     work = step.work
     columns = zip(step.requests, work.request_ids, work.num_new, work.num_draft, work.is_last, strict=True)
     for i, (request, request_id, num_new, num_draft, is_last) in enumerate(columns):
         if request is None:
             continue  # aborted; the core is told before it gets the result
-        if num_new != 1 or not is_last or request.status is not _RUNNING:
-            _arrange_prompt(scheduler, room, incarnations, step, i)
+        if num_new != 1 or not is_last or not compat.is_running(request):
+            _arrange_prompt(scheduler, room, stays, step, i)
         else:
             step.expected[request_id] = 1 + _cut_drafts(request, num_draft)
             step.running.append(request)
 
 
-def _take_back(scheduler: Any, incarnations: dict[RequestId, int], work: VerifyWork) -> None:
+def _take_back(scheduler: Any, stays: Stays, work: VerifyWork) -> None:
     for request_id, incarnation in work.freed:
-        if incarnations.get(request_id) == incarnation:
-            del incarnations[request_id]
+        if stays.get(request_id) == incarnation:
+            del stays[request_id]
             request = scheduler.requests.get(request_id)
             if request is not None and compat.is_running(request):
                 compat.preempt(scheduler, request)
 
 
-def _arrange_prompt(scheduler: Any, room: WaitingRoom, incarnations: dict[RequestId, int], step: Step, i: int) -> None:
+def _arrange_prompt(scheduler: Any, room: WaitingRoom, stays: Stays, step: Step, i: int) -> None:
     """An entry that computes a prompt chunk, or joins.
 
     vLLM may find more in its prefix cache than the core knows of, so the entry is a mark to reach: who joins with more
@@ -139,7 +138,7 @@ def _arrange_prompt(scheduler: Any, room: WaitingRoom, incarnations: dict[Reques
         if start >= mark and not work.is_last[i]:
             return  # that much is in the cache
         room.admit(request)
-        incarnations[request_id] = work.incarnations[i]
+        stays[request_id] = work.incarnations[i]
     else:
         step.strays[request_id] = f"is {request.status!s}"
         return
@@ -147,14 +146,14 @@ def _arrange_prompt(scheduler: Any, room: WaitingRoom, incarnations: dict[Reques
     step.expected[request_id] = mark - start
 
 
-def check(scheduler: Any, step: Step, num_scheduled: dict[RequestId, int], incarnations: dict[RequestId, int]) -> None:
+def check(scheduler: Any, step: Step, num_scheduled: dict[RequestId, int], stays: Stays) -> None:
     """Compare what vLLM scheduled with the plan; differences become strays.
 
     Args:
         scheduler: vLLM's.
         step: what was planned.
         num_scheduled: tokens by request, as vLLM has it.
-        incarnations: of the requests that vLLM runs; written here.
+        stays: of the requests that vLLM runs; written here.
     """
     if num_scheduled == step.expected:
         return
@@ -168,7 +167,7 @@ def check(scheduler: Any, step: Step, num_scheduled: dict[RequestId, int], incar
                 continue  # others took cached blocks that it had found: it computes those tokens as well
             waits = request_id not in num_scheduled and request_id not in running and not is_last[request_id]
             if waits and compat.prefix_hit(scheduler, request)[0] >= mark:
-                del step.expected[request_id], incarnations[request_id]
+                del step.expected[request_id], stays[request_id]
                 continue  # others of this step compute all of its chunk, so vLLM found that: it sits out
             step.strays[request_id] = f"{num_scheduled.get(request_id, 0)} tokens scheduled, {count} planned"
     for request_id in num_scheduled:
@@ -183,6 +182,8 @@ def note_sampled(step: Step, model_output: Any, num_running: int) -> None:
     request_ids = step.work.request_ids
     if not sampled:
         step.sampled = [0] * len(request_ids)
+    elif model_output.req_ids == list(request_ids):
+        step.sampled = list(map(len, sampled))
     elif len(step.expected) == len(request_ids) and not step.strays:
         step.sampled = [len(sampled[index_of[request_id]]) for request_id in request_ids]
     else:
@@ -201,10 +202,8 @@ def read_result(step: Step, outputs: dict[int, Any], num_running: int) -> Verify
     work, sampled = step.work, step.sampled
     if not step.expected:
         step.sampled = [0] * len(work.request_ids)
-    if num_running == step.num_running and not step.strays:
-        accepted = tuple([num - 1 if num else 0 for num in sampled])
-        if 0 not in sampled and False not in work.is_last:
-            return VerifyResult(accepted, tuple(sampled))
+    if num_running == step.num_running and not step.strays and 0 not in sampled and False not in work.is_last:
+        return VerifyResult(tuple(map(sub, sampled, repeat(1))), tuple(sampled))
     return _read_each(step, outputs)
 
 

@@ -3,123 +3,104 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
-from typing import Any, NamedTuple
 
+from minedraft.commands.compare_options import CompareOptions
+from minedraft.commands.drive import Outcome
 from minedraft.commands.errors import CommandError, InterruptedRunError
+from minedraft.commands.many_runs import carry_out, run_once
+from minedraft.commands.repeated import find_line
 from minedraft.commands.report import Column, as_json, check_writable, print_report, write_json
 from minedraft.commands.simulate import new_collector, simulate
-from minedraft.config import ConfigError, RunConfig, named_variants, parse_config, read_tree
-from minedraft.config_tree import Override, parse_values
-
-DEFAULT_MODES = ("ar", "sd", "psd")
-
-
-class Choice(NamedTuple):
-    """One value on an axis.
-
-    Attributes:
-        name: part of the variant's name.
-        override: what it sets.
-    """
-
-    name: str
-    override: Override
+from minedraft.commands.variants import Axes, Variant, make_variants
+from minedraft.config_tree import Override
+from minedraft.statistics import check_intervals
+from minedraft.theory.extra import MissingTheoryExtraError
 
 
-def compare_command(
-    path: str | None,
-    modes: Sequence[str],
-    policies: Sequence[Override],
-    vary: Sequence[str],
-    overrides: Sequence[Override],
-    json_path: str | None,
-) -> None:
-    """Run all variants, print one table, write the JSON.
+def compare_command(path: str | None, axes: Axes, overrides: Sequence[Override], options: CompareOptions) -> None:
+    """Run all variants, print what was asked for, write the files.
 
     Raises:
         ConfigError: a configuration can't be used; none has run.
-        CommandError: a run failed; what was done by then has been written.
+        CommandError: an option can't be used; or a run failed, and what was done by then has been written.
     """
-    check_writable(json_path)
-    variants = make_variants(path, modes, policies, vary, overrides)
-    columns: list[Column] = []
-    for name, config in variants:
-        outcome = simulate(config, new_collector(config), label=name)
-        columns.append(Column(name, config.mode, config.scheduler_config(), outcome))
-        if isinstance(outcome.failure, InterruptedRunError):
-            break
-    if json_path is not None:
+    _check(axes, options)
+    variants = make_variants(path, axes, overrides)
+    if options.find_share is not None:
+        from minedraft.commands.find_rate import find_rates
+
+        find_rates(variants, options)
+    elif options.num_seeds > 1 or axes.x_name is not None or options.csv_path is not None or options.metrics:
+        from minedraft.commands.compare_seeds import compare_over_seeds
+
+        compare_over_seeds(variants, axes, options)
+    else:
+        _compare_once(variants, options)
+
+
+def _check(axes: Axes, options: CompareOptions) -> None:
+    for name, value in (("--seeds", options.num_seeds), ("--jobs", options.jobs)):
+        if value < 1:
+            raise CommandError(f"{name} {value}: must be a whole number >= 1")
+    if not 0.5 <= options.confidence < 1.0:
+        raise CommandError(f"--confidence {options.confidence:g}: must be at least 0.5 and below 1, such as 0.95")
+    if options.find_share is not None:
+        if not 0.0 < options.find_share <= 1.0:
+            raise CommandError(
+                f"--find-rate {options.find_share:g}: is a share of the requests, in (0, 1], such as 0.9"
+            )
+        if axes.x_name is not None or options.metrics or options.csv_path or options.figure_path:
+            raise CommandError(
+                "--find-rate: looks for a rate itself; leave out --rates, --over, --metric, --csv and --figure"
+            )
+    if options.figure_path is not None:
+        from minedraft.commands.sweep_figure import check_figure
+
+        if axes.x_name is None:
+            raise CommandError("--figure: draws figures over an axis; add --rates 1,2,4 or --over KEY=1,2,4")
+        check_figure(options.figure_path)
+    if options.num_seeds > 1:
+        try:
+            check_intervals()
+        except MissingTheoryExtraError as error:
+            raise CommandError(f"--seeds {options.num_seeds}: {error}") from error
+    for target in (options.json_path, options.csv_path, options.figure_path):
+        check_writable(target)
+
+
+def _compare_once(variants: Sequence[Variant], options: CompareOptions) -> None:
+    """One seed and no sweep: all figures of every run, in one table."""
+    baseline = find_line(options.baseline, variants)
+    variants = sorted(variants, key=lambda variant: variant.line != baseline)  # ratios are to the first column
+    outcomes, failure = _run(variants, options.jobs)
+    done = [(variant, outcome) for variant, outcome in zip(variants, outcomes, strict=False) if outcome is not None]
+    columns = [
+        Column(variant.name, variant.config.mode, variant.config.scheduler_config(), outcome)
+        for variant, outcome in done
+    ]
+    if options.json_path is not None:
         runs = [
-            {**as_json(column, "compare", config.seed), "config": config.to_dict()}
-            for column, (_, config) in zip(columns, variants, strict=False)
+            {**as_json(column, "compare", variant.config.seed), "config": variant.config.to_dict()}
+            for column, (variant, _) in zip(columns, done, strict=True)
         ]
-        write_json(json_path, {"variants": runs})
-    if json_path != "-":
-        print_report(columns, title=f"Simulated runs, seed {variants[0][1].seed}")
+        write_json(options.json_path, {"variants": runs})
+    if options.json_path != "-":
+        print_report(columns, title=f"Simulated runs, seed {variants[0].config.seed}")
+    if failure is not None:
+        raise failure
     for column in columns:
         if column.outcome.error is not None:
             raise CommandError(f"{column.name}: {column.outcome.error}", column.outcome.error.exit_code)
 
 
-def make_variants(
-    path: str | None,
-    modes: Sequence[str],
-    policies: Sequence[Override],
-    vary: Sequence[str],
-    overrides: Sequence[Override],
-) -> list[tuple[str, RunConfig]]:
-    """Every combination of the file's variants and the values on every axis.
-
-    Several `--mode`, several `--policy` of one slot and a `--vary` make an axis each. With no axis and no variants
-    the three modes are compared.
-
-    Raises:
-        ConfigError: a configuration can't be used.
-        CommandError: a `--vary` can't be read.
-    """
-    source = path or "options"
-    tree = read_tree(path)
-    bases = named_variants(tree, source) or [("", tree)]
-    axes = [*_mode_axis(modes), *_policy_axes(policies), *(_vary_axis(text) for text in vary)]
-    if not axes and len(bases) == 1 and not bases[0][0]:
-        axes = _mode_axis(DEFAULT_MODES)
-    variants = []
-    for (base_name, base), choices in product(bases, product(*axes)):
-        named = [choice.name for choice, axis in zip(choices, axes, strict=True) if len(axis) > 1]
-        name = ", ".join([part for part in (base_name, *named) if part])
-        settings = [*overrides, *(choice.override for choice in choices)]
-        try:
-            config = parse_config(base, source=source, overrides=settings)
-        except ConfigError as error:
-            raise ConfigError(f"{error} [variant {name}]" if name else str(error)) from None
-        variants.append((name or config.mode, config))
-    return variants
-
-
-def _mode_axis(modes: Sequence[str]) -> list[list[Choice]]:
-    choices = [Choice(mode, Override("mode", mode, f"--mode {mode}")) for mode in dict.fromkeys(modes)]
-    return [choices] if choices else []
-
-
-def _policy_axes(policies: Sequence[Override]) -> list[list[Choice]]:
-    axes: dict[str, list[Choice]] = {}
-    for override in policies:
-        axes.setdefault(override.key, []).append(Choice(str(override.value), override))
-    return list(axes.values())
-
-
-def _vary_axis(text: str) -> list[Choice]:
-    key, equals, rest = text.partition("=")
-    values: list[Any] = parse_values(rest)
-    if not equals or not all(key.split(".")) or not values:
-        raise CommandError(f"--vary {text!r}: write it as dotted.key=value,value")
-    short = key.rpartition(".")[2]
-    return [Choice(f"{short}={_brief(value)}", Override(key, value, f"--vary {key}={value}")) for value in values]
-
-
-def _brief(value: Any) -> str:
-    """A value as part of a name."""
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{key}={_brief(item)}" for key, item in value.items()) + "}"
-    return str(value)
+def _run(variants: Sequence[Variant], jobs: int) -> tuple[list[Outcome | None], CommandError | None]:
+    """With one job every run has its own progress bar, and what an interrupted one did is kept."""
+    if jobs > 1:
+        return carry_out(run_once, [variant.config for variant in variants], jobs, "comparing")
+    outcomes: list[Outcome | None] = []
+    for variant in variants:
+        outcome = simulate(variant.config, new_collector(variant.config), label=variant.name)
+        outcomes.append(outcome)
+        if isinstance(outcome.failure, InterruptedRunError):
+            break
+    return outcomes, None

@@ -36,6 +36,7 @@ MODULES: Final = (
     "minedraft.memory_pressure",
     "minedraft.metrics",
     "minedraft.policy",
+    "minedraft.recorder",
     "minedraft.request",
     "minedraft.scheduler",
     "minedraft.scheduler_config",
@@ -45,6 +46,7 @@ MODULES: Final = (
     "minedraft.waiting",
     "minedraft.work",
     "minedraft.sim.backend",
+    "minedraft.sim.fates",
     "minedraft.sim.workload",
 )
 NEEDED: Final = ("mypy", "mypyc", "setuptools")

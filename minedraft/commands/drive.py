@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from minedraft.backend import Backend
 from minedraft.commands.errors import CommandError, InterruptedRunError, unusable_file
@@ -40,12 +40,14 @@ class Outcome:
         failure: why the run stopped early; None if it went to its end.
         num_refused: requests that the core refused or gave up on.
         detail: why the first of those was.
+        replicas: figures of each target, where several share a drafter.
     """
 
     summary: Summary
     failure: CommandError | None = None
     num_refused: int = 0
     detail: str = ""
+    replicas: tuple[Summary, ...] = ()
 
     @property
     def error(self) -> CommandError | None:
@@ -62,7 +64,7 @@ def drive(
     *,
     header: JournalHeader,
     recordings: Recordings = NO_RECORDINGS,
-    label: str = "running",
+    label: str | None = "running",
     total: int | None = None,
     note_ended: Callable[[str], None] | None = None,
     world_errors: tuple[type[Exception], ...] = (),
@@ -75,7 +77,7 @@ def drive(
         collector: fresh; it is told everything.
         header: of the journal.
         recordings: what else to write.
-        label: for the progress bar.
+        label: for the progress bar; None for none.
         total: number of requests, if known.
         note_ended: told the id of every request that ends.
         world_errors: exceptions of this world that are the user's business, one line each.
@@ -88,23 +90,44 @@ def drive(
     with ExitStack() as stack:
         recorder = stack.enter_context(Recorder(backend, collector, *_open(recordings, header, stack)))
         bar = stack.enter_context(ProgressBar(label, total))
-        engine = Engine(scheduler, recorder)
-        try:
-            while (ended := engine.step()) is not None:
-                if ended:
-                    bar.num_done += len(ended)
-                    collector.on_outputs(ended)
-                    _note(outcome, ended, note_ended)
-        except KeyboardInterrupt:
-            outcome.failure = InterruptedRunError()
-        except PolicyError as error:
-            outcome.failure = CommandError(f"{error}{_whose(error, header)}")
-        except expected as error:
-            outcome.failure = CommandError(str(error))
-        except OSError as error:
-            outcome.failure = unusable_file(error)
+        watch(Engine(scheduler, recorder), [collector], outcome, bar, header, note_ended, expected)
     outcome.summary = collector.summarize()
     return outcome
+
+
+class Steps(Protocol):
+    """Something that runs in steps, as `Engine` does."""
+
+    def step(self) -> list[RequestOutput] | None:
+        """See `Engine.step`."""
+        ...
+
+
+def watch(
+    engine: Steps,
+    collectors: Sequence[MetricsCollector],
+    outcome: Outcome,
+    bar: ProgressBar,
+    header: JournalHeader,
+    note_ended: Callable[[str], None] | None,
+    expected: tuple[type[Exception], ...],
+) -> None:
+    """Run to the end, or until it fails, which is kept in the outcome; see `drive` for the arguments."""
+    try:
+        while (ended := engine.step()) is not None:
+            if ended:
+                bar.num_done += len(ended)
+                for collector in collectors:
+                    collector.on_outputs(ended)
+                _note(outcome, ended, note_ended)
+    except KeyboardInterrupt:
+        outcome.failure = InterruptedRunError()
+    except PolicyError as error:
+        outcome.failure = CommandError(f"{error}{_whose(error, header)}")
+    except expected as error:
+        outcome.failure = CommandError(str(error))
+    except OSError as error:
+        outcome.failure = unusable_file(error)
 
 
 def _whose(error: PolicyError, header: JournalHeader) -> str:

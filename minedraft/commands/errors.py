@@ -24,8 +24,8 @@ class CommandError(Exception):
 class InterruptedRunError(CommandError):
     """The user pressed Ctrl-C."""
 
-    def __init__(self) -> None:
-        super().__init__("interrupted", INTERRUPTED)
+    def __init__(self, message: str = "interrupted") -> None:  # with an argument it survives pickling
+        super().__init__(message, INTERRUPTED)
 
 
 def unusable_file(error: OSError) -> CommandError:

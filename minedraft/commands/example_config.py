@@ -9,7 +9,8 @@ EXAMPLE: Final = """\
 # Run it:  minedraft simulate FILE     minedraft compare FILE --mode sd --mode psd
 # All times are seconds.
 
-mode = "psd"                    # ar: no drafting; sd: draft, then verify; psd: batches that take turns
+mode = "psd"                    # ar: no drafting; sd: draft, then verify; psd: batches that take turns;
+                                # simulated only: pearl, pearl-minedraft (the same, off by one)
 seed = 0
 
 [scheduler]
@@ -36,9 +37,11 @@ preemption = "newest"           # cost-aware
 kind = "synthetic"              # azure-conv-like, azure-code-like, trace
 num_requests = 200
 arrivals = "at-once"            # { kind = "poisson", rate = 4.0 }, { kind = "gamma", rate = 4.0, cv = 2.0 },
+                                # { kind = "on-off", rate = 4.0, on_s = 5.0, off_s = 15.0 },
                                 # { kind = "closed-loop", concurrency = 32 }
 prompt_lens = 64                # { kind = "lognormal", mean = 300, p50 = 200, max_tokens = 4000 },
-output_lens = 256               # { kind = "empirical", path = "lengths.csv", column = "output" }
+output_lens = 256               # { kind = "empirical", path = "lengths.csv", column = "output" },
+                                # { parts = [{ weight = 0.9, length = 200 }, { weight = 0.1, length = 32000 }] }
 # max_tokens = 512              # the user's limit; without it each request's limit is its length
 # aborts = { probability = 0.1, mean_patience_s = 5.0 }
 # A trace instead:  kind = "trace", path = "trace.csv", format = "azure" (mooncake, sharegpt, jsonl), time_scale = 1.0
@@ -69,6 +72,17 @@ num_target_devices = 4
 num_draft_devices = 1           # where the drafter has its own
 round_overhead_s = 0.0          # host time per verification
 # colocated = true              # the drafter shares the target's devices; by default in sd only
+# num_replicas = 3              # targets that share the one drafter; [scheduler] and num_target_devices are of each
+# router = "least-requests"     # who gives requests to replicas; by default "round-robin"
+
+[drafting]                      # by default a draft model, or what cost.draft.model is a head for
+parallel_drafting = false       # all k tokens in one pass
+# method = "ngram"              # lookup on the host, match_rate = 0.54; draft_model, eagle, eagle3, mtp
+
+# [link]                        # between target and drafter; left out, nothing takes time
+# preset = "pcie4-x16"          # pcie5-x16, nvlink3, nvlink4, ib-ndr, ethernet-100g, shared-memory, unix-socket;
+                                # or latency_s and bytes_per_s
+# payload = "token_ids"         # draft_probs; target_probs (rejection sampling at the drafter: arXiv 2603.18016)
 
 [faults]
 draft_failure_rate = 0.0

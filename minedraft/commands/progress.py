@@ -17,14 +17,14 @@ class ProgressBar:
     Nothing is shown before `DELAY_S`, or if stderr is not a terminal.
 
     Args:
-        label: what is going on.
+        label: what is going on; None to show nothing.
         total: how many there will be; None if nobody knows.
 
     Attributes:
         num_done: to be counted up by the user.
     """
 
-    def __init__(self, label: str, total: int | None = None) -> None:
+    def __init__(self, label: str | None, total: int | None = None) -> None:
         self.num_done = 0
         self._label = label
         self._total = total
@@ -32,7 +32,7 @@ class ProgressBar:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
-        if sys.stderr.isatty():
+        if self._label is not None and sys.stderr.isatty():
             self._thread = threading.Thread(target=self._show, daemon=True)
             self._thread.start()
         return self
@@ -47,6 +47,7 @@ class ProgressBar:
     def _show(self) -> None:
         if self._closed.wait(DELAY_S):
             return
+        assert self._label is not None
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -53,4 +53,4 @@ def _scheduler(path: str, header: JournalHeader) -> Scheduler:
 def _caveat(journal: Journal) -> str:
     if journal.complete:
         return ""
-    return "; the journal has no end: its run was killed, and what it had recorded agrees"
+    return "; the journal has no end: its run was killed or its disk full, and what it had recorded agrees"

@@ -15,7 +15,9 @@ from rich.table import Table
 import minedraft
 from minedraft.commands.drive import Outcome
 from minedraft.commands.errors import CommandError, unusable_file
+from minedraft.config import PEARL_MODES
 from minedraft.scheduler_config import SchedulerConfig
+from minedraft.steady_state import still_growing
 from minedraft.summary import Summary
 
 
@@ -25,7 +27,7 @@ class Column:
 
     Attributes:
         name: its heading.
-        mode: ar, sd or psd.
+        mode: ar, sd, psd or a PEARL.
         scheduler: limits that held.
         outcome: what came of it.
     """
@@ -44,6 +46,11 @@ class Column:
     def num_devices(self) -> int:
         """Of both groups."""
         return self.summary.num_target_devices + self.summary.num_draft_devices
+
+    @property
+    def running_limit(self) -> int:
+        """The most requests that may be in flight, in all replicas together."""
+        return self.scheduler.running_limit * max(1, len(self.outcome.replicas))
 
 
 class Row(NamedTuple):
@@ -133,6 +140,11 @@ THROUGHPUT: Final = (
         _goodput,
         wanted=lambda s: s.request_goodput is not None,
     ),
+    Row(
+        "Requests that keep the SLO (%)",
+        lambda s: f"{100.0 * (s.slo_attainment or 0.0):.1f}",
+        wanted=lambda s: s.slo_attainment is not None,
+    ),
     _number("Output token throughput (tok/s)", "output_throughput"),
     _number("Total token throughput (tok/s)", "total_token_throughput"),
     Row("Devices (target + drafter)", lambda s: f"{s.num_target_devices} + {s.num_draft_devices}"),
@@ -168,6 +180,11 @@ DEVICES: Final = (
     _number("Mean requests per verify step", "mean_batch_size", 2, ratio=False),
     _number("Mean running requests", "mean_running_requests", 2, ratio=False),
     _number("Mean imbalance of the batches", "mean_imbalance", 2, ratio=False),
+    Row(
+        "Verified while another batch was empty (%)",
+        lambda s: f"{100.0 * s.empty_batch_share:.1f}",
+        wanted=lambda s: s.empty_batch_share > 0,
+    ),
     Row("Preemptions", lambda s: f"{s.num_preemptions:,}"),
     Row("Failed works", lambda s: f"{s.num_failed_works:,}", wanted=lambda s: s.num_failed_works > 0),
     Row("Times the drafter was lost", lambda s: f"{s.num_drafter_losses:,}", wanted=lambda s: s.num_drafter_losses > 0),
@@ -249,12 +266,23 @@ def _cells(row: Row, columns: Sequence[Column]) -> list[str]:
 def notes(columns: Sequence[Column]) -> list[str]:
     """What a reader must know to compare the columns fairly, and what went wrong."""
     found = []
-    if any(column.mode == "psd" for column in columns):
-        found.append(_fairness(columns))
+    if any(column.mode not in ("ar", "sd") for column in columns):
+        found.append(fairness(columns))
+    if any(column.mode in PEARL_MODES for column in columns):
+        found.append("In pearl k = 0 for draft_failed is, as a rule, a pre-verification: no draft stood.")
+    stars = [f"{column.name} {len(column.outcome.replicas)}" for column in columns if column.outcome.replicas]
+    if stars:
+        found.append(
+            f"Targets beside each other: {', '.join(stars)}. Requests and imbalance per verify step are those of one; "
+            "the JSON has the figures of each under replicas."
+        )
     if len(columns) > 1:
         found.append(
             f"Ratios are to the first column, {columns[0].name!r}; all columns have the same requests and seed."
         )
+    growing = [column.name for column in columns if still_growing([column.summary.backlog_by_tenth])]
+    if growing:
+        found.append(not_steady(growing))
     for column in columns:
         outcome = column.outcome
         if outcome.num_refused and outcome.summary.completed:
@@ -264,15 +292,24 @@ def notes(columns: Sequence[Column]) -> list[str]:
     return found
 
 
-def _fairness(columns: Sequence[Column]) -> str:
+def not_steady(names: Sequence[str]) -> str:
+    """What to say of runs whose queue kept growing."""
+    return (
+        f"Not in steady state: {', '.join(names)}. More arrived than was served and the queue still grew at the last "
+        "arrival, so latencies and goodput depend on the number of requests; read them as an overload, not as a level."
+    )
+
+
+def fairness(columns: Sequence[Column]) -> str:
+    """What the modes are given: devices and requests in flight."""
     parts = [
-        f"{column.mode} {column.num_devices} devices and up to {column.scheduler.running_limit} requests in flight"
+        f"{column.mode} {column.num_devices} devices and up to {column.running_limit} requests in flight"
         for column in columns
     ]
     text = "; ".join(dict.fromkeys(parts))
     return (
-        "Mind what the modes are given, since psd keeps several batches in flight and its drafter has devices of its "
-        f"own: {text}. Compare per device and per request too."
+        "Mind what the modes are given, since psd keeps several batches in flight, and psd's and pearl's drafters have "
+        f"devices of their own: {text}. Compare per device and per request too."
     )
 
 
@@ -286,8 +323,9 @@ def as_json(column: Column, command: str, seed: int) -> dict[str, Any]:
         "mode": column.mode,
         "seed": seed,
         "error": None if outcome.error is None else str(outcome.error),
-        "max_running_requests_allowed": column.scheduler.running_limit,
+        "max_running_requests_allowed": column.running_limit,
         **outcome.summary.to_dict(),
+        **({"replicas": [summary.to_dict() for summary in outcome.replicas]} if outcome.replicas else {}),
     }
 
 

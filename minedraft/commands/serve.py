@@ -86,8 +86,19 @@ def _launch(args: Any, options: Any) -> None:
         typer.echo(f"minedraft: warning: {note}", err=True)
     typer.echo(f"minedraft: {_summary(launch)}", err=True)
     os.environ.update(launch.env)
+    if getattr(args, "disable_log_stats", False):
+        _leave_out_metrics()
     vars(args).update(launch.engine)
     args.model_tag = args.model
+
+
+def _leave_out_metrics() -> None:
+    """VLLM would collect statistics against the user's word, were there a stat logger of ours for them."""
+    from minedraft.backends.vllm.plugin import without_metrics
+
+    plugins = without_metrics(os.environ.get("VLLM_PLUGINS"))
+    if plugins is not None:
+        os.environ["VLLM_PLUGINS"] = plugins
 
 
 def _summary(launch: Any) -> str:

@@ -11,7 +11,7 @@ from minedraft.commands.report import Column, as_json, check_writable, print_rep
 from minedraft.config import RunConfig, load_config
 from minedraft.config_tree import Override
 from minedraft.journal import JournalHeader
-from minedraft.metrics import MetricsCollector
+from minedraft.metrics import MAX_KEPT, MetricsCollector
 from minedraft.scheduler import Scheduler
 from minedraft.summary import Slo
 
@@ -27,7 +27,7 @@ def simulate_command(
     """
     check_writable(json_path)
     config = load_config(path, overrides)
-    collector = new_collector(config)
+    collector = new_collector(config, keep_all=detailed)
     outcome = simulate(config, collector, recordings)
     column = Column(config.mode, config.mode, config.scheduler_config(), outcome)
     details = collector.detailed() if detailed else {}
@@ -39,18 +39,22 @@ def simulate_command(
         raise outcome.error
 
 
-def new_collector(config: RunConfig) -> MetricsCollector:
-    """A collector for a run with this configuration."""
+def new_collector(config: RunConfig, *, keep_all: bool = False) -> MetricsCollector:
+    """A collector for a run with this configuration; `keep_all` for the lists per request of a run of any length."""
     return MetricsCollector(
         num_target_devices=config.num_target_devices,
         num_draft_devices=config.num_draft_devices,
         slo=None if config.slo is None else Slo(**config.slo.arguments()),
         max_model_len=config.scheduler_config().model_len,
+        max_kept=None if keep_all else MAX_KEPT,
     )
 
 
 def simulate(
-    config: RunConfig, collector: MetricsCollector, recordings: Recordings = NO_RECORDINGS, label: str = "simulating"
+    config: RunConfig,
+    collector: MetricsCollector,
+    recordings: Recordings = NO_RECORDINGS,
+    label: str | None = "simulating",
 ) -> Outcome:
     """One simulated run.
 
@@ -60,6 +64,10 @@ def simulate(
     from minedraft.sim.traces import TraceError
     from minedraft.sim.workload import WorkloadError
 
+    if config.devices.num_replicas > 1:
+        from minedraft.commands.simulate_star import simulate_star
+
+        return simulate_star(config, collector, recordings, label, header=journal_header(config))
     try:
         backend = config.build_world()
     except TraceError as error:

@@ -107,7 +107,7 @@ def run_models(
                 _check_lengths(llm, requests)
                 failure, token_ids = _generate(llm, requests)
         limits, outcome = _figures(journal, launch.placement, recordings.trace)
-    outcome.failure = failure
+    outcome.failure = failure or outcome.failure
     texts = tuple([codec.decode(ids) for ids in token_ids])
     return TorchOutcome(Column(name or config.mode, config.mode, limits, outcome), texts, token_ids)
 
@@ -343,7 +343,7 @@ def _generate(llm: Any, requests: Sequence[_Request]) -> tuple[CommandError | No
 
 
 def _figures(path: Path, placement: Any, trace: str | None) -> tuple[SchedulerConfig, Outcome]:
-    """Limits that held, and figures from the journal; writes the timeline."""
+    """Limits that held, and figures from the journal; writes the timeline. A journal without an end is a failure."""
     try:
         journal = read_journal(path)
         limits = SchedulerConfig(**journal.header.scheduler)
@@ -353,6 +353,8 @@ def _figures(path: Path, placement: Any, trace: str | None) -> tuple[SchedulerCo
             max_model_len=limits.model_len,
         )
         outcome = Outcome(metrics_from_journal(journal, collector))
+        if not journal.complete:
+            outcome.failure = CommandError(f"{path}: the journal ends early (a full disk?), and the figures with it")
         if trace is not None:
             writer = TraceWriter(trace)
             feed(journal, writer)

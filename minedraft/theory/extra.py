@@ -1,4 +1,4 @@
-"""The two functions of scipy that this package needs, imported when they are called: it is an extra."""
+"""The functions of scipy that this package needs, imported when they are called: it is an extra."""
 
 from __future__ import annotations
 
@@ -38,3 +38,16 @@ def brentq(function: Callable[[float], float], low: float, high: float) -> float
     except ImportError as error:
         raise MissingTheoryExtraError from error
     return float(optimize.brentq(function, low, high, xtol=1e-13, rtol=1e-13))
+
+
+def student_t_quantile(degrees: int, share: float) -> float:
+    """The point below which Student's t with so many degrees of freedom lies with this chance.
+
+    Raises:
+        MissingTheoryExtraError: scipy isn't there.
+    """
+    try:
+        from scipy.special import stdtrit
+    except ImportError as error:
+        raise MissingTheoryExtraError from error
+    return float(stdtrit(degrees, share))

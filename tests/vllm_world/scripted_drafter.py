@@ -1,7 +1,7 @@
 """A process that speaks the drafter's protocol and misbehaves as told, for the tests of the channel.
 
-Run as the drafter is; `engine` in its specification is {"script": name, "folder": where it counts its lives, and the
-limits to say Hello with}.
+Run as the drafter is; `engine` in its specification (on stdin) is {"script": name, "folder": where it counts its
+lives, and the limits to say Hello with}.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from minedraft.backends.vllm.messages import (
     PROTOCOL_VERSION,
+    Asleep,
     Drafted,
     DraftJob,
     Hello,
@@ -24,7 +25,9 @@ from minedraft.backends.vllm.messages import (
     Ping,
     Pong,
     Reset,
+    Sleep,
     Stop,
+    Wake,
     pack,
     receive,
 )
@@ -33,7 +36,7 @@ from minedraft.backends.vllm.messages import (
 class Drafter:
     def __init__(self) -> None:
         self.connection = socket.socket(fileno=int(sys.argv[1]))
-        self.engine = json.loads(sys.argv[2])["engine"]
+        self.engine = json.load(sys.stdin)["engine"]
         self.script = self.engine["script"]
         lives = Path(self.engine["folder"]) / "lives"
         with lives.open("a") as file:
@@ -69,9 +72,21 @@ class Drafter:
             self.draft(order)
         elif isinstance(order, Reset) and self.script != "no reset":
             self.hello(num_lost=1 if self.script == "leaks" else 0)
+        elif isinstance(order, Sleep | Wake):
+            self.nap(order)
+
+    def nap(self, order: Sleep | Wake) -> None:
+        with (Path(self.engine["folder"]) / "naps").open("a") as file:
+            file.write(f"{type(order).__name__}\n")
+        if self.script == "dies asleep" and self.life == 1:
+            sys.exit(3)
+        if isinstance(order, Wake):
+            self.hello()
+        else:
+            self.send(Asleep())
 
     def draft(self, job: DraftJob) -> None:
-        if self.script in ("leaks", "no reset"):
+        if self.script in ("leaks", "no reset", "fails"):
             self.send(JobFailed(job.work_id, "asked to fail"))
         elif self.script == "comes back smaller" and self.life == 1:
             sys.exit(3)

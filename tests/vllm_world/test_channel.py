@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import random
 import signal
 import socket
 import time
@@ -23,6 +24,9 @@ def test_messages_survive_the_socket() -> None:
         m.Hello(2, 100, 99, 32, 4096, 512, 128),
         m.DraftJob.of(3, [("gone", 2)], [m.DraftEntry("r", 5, 7, [1, 2], 4)], True),
         m.Reset(),
+        m.Sleep(),
+        m.Wake(),
+        m.Asleep(),
         m.Ping(),
         m.Pong(),
         m.Drafted(3, [[4, 5], []], [[0.5, 0.25], []], 1.5, 2.5),
@@ -79,13 +83,16 @@ def test_drafts_reach_the_request_they_were_made_for() -> None:
     """Not one that has started over since, nor one that is gone; the core is told of all of them."""
     from minedraft.backends.vllm.drafts import hand_over
     from minedraft.backends.vllm.messages import Drafted
+    from minedraft.backends.vllm.roster import Roster, Stays
     from minedraft.work import DraftWork
 
     requests = {name: SimpleNamespace(spec_token_ids=[], structured_output_request=None) for name in "ab"}
     scheduler: Any = SimpleNamespace(requests=requests)
     work = DraftWork(0, 0, ("a", "b", "dead"), (1, 2, 3), (0, 4, 0), (0, 0, 0), (1, 1, 1), (2, 2, 2), ())
     reply = Drafted(0, [[5, 6, 9], [7], [8]], [[0.5, 0.25, 0.1], [1.0], [1.0]], 0.0, 1.0)
-    result = hand_over(scheduler, {"a": 1, "b": 5}, work, reply, False)
+    stays = Stays()
+    stays["a"], stays["b"] = 1, 5
+    result = hand_over(scheduler, Roster(scheduler, stays), work, reply, False)
     assert result.num_drafted == (2, 1, 1)
     assert result.probs == ((0.5, 0.25), (1.0,), (1.0,))
     assert requests["a"].spec_token_ids == [5, 6]
@@ -114,6 +121,70 @@ def test_waiting_room_shows_only_the_admitted() -> None:
     room.remove_request(b)
     assert b not in room
     assert a in room
+
+
+def test_token_array_is_a_list() -> None:
+    """Cut and extended at random, at sizes that make it grow; a view of before still shows what it held."""
+    from minedraft.backends.vllm.token_array import TokenArray
+
+    rng = random.Random(5)
+    array, tokens = TokenArray(), []
+    for _ in range(300):
+        keep = rng.randrange(0, 2 * len(tokens) + 1)
+        array.cut(keep)
+        del tokens[keep:]
+        new = [rng.randrange(1 << 31) for _ in range(rng.choice((0, 1, 5, 700)))]
+        array.extend(new)
+        tokens += new
+        assert len(array) == len(tokens)
+        assert array.view.tolist() == tokens
+
+
+def test_a_session_packs_what_it_has() -> None:
+    """Whatever became of its drafts, accepted or not, and however long nobody looked at the array."""
+    from minedraft.backends.vllm.drafter import Session
+
+    rng = random.Random(6)
+    session, committed = Session(), [0]
+    session.go_on(0, [0])
+    for i in range(200):
+        drafts = [1000 * i + j for j in range(rng.randrange(5))]
+        session.tokens += drafts
+        accepted = rng.randrange(len(drafts) + 1)
+        start = max(0, len(committed) + accepted - rng.randrange(3))
+        committed += [*drafts[:accepted], -i]
+        session.go_on(start, committed[start:])
+        assert session.tokens == committed
+        if rng.random() < 0.7:
+            assert session.pack().tolist() == committed
+
+
+def test_prompts_reach_the_workers_as_arrays() -> None:
+    """Of those integers that vLLM makes of a list, so that its prompt's log-probabilities can be looked up."""
+    import numpy as np
+
+    from minedraft.backends.vllm import compat
+
+    joining = [SimpleNamespace(prompt_token_ids=[5, 6, 7]), SimpleNamespace(prompt_token_ids=None)]
+    compat.pack_prompts(SimpleNamespace(scheduled_new_reqs=joining))
+    assert isinstance(joining[0].prompt_token_ids, np.ndarray)
+    assert (joining[0].prompt_token_ids.tolist(), joining[0].prompt_token_ids.dtype) == ([5, 6, 7], np.int64)
+    assert joining[1].prompt_token_ids is None
+
+
+def test_nothing_piles_up_where_vllm_does_not_clear_it() -> None:
+    """Only with the V1 model runner does vLLM keep, and clear, the ids of those that ran in the last step."""
+    from minedraft.backends.vllm import compat
+
+    for is_v2 in (False, True):
+        requests = [_Hashable(request_id=name) for name in "abc"]
+        scheduler: Any = SimpleNamespace(running=requests, use_v2_model_runner=is_v2, prev_step_scheduled_req_ids=set())
+        assert compat.show_running(scheduler, requests[:1]) == requests[1:]
+        assert scheduler.prev_step_scheduled_req_ids == (set() if is_v2 else {"a"})
+
+
+class _Hashable(SimpleNamespace):
+    __hash__ = object.__hash__
 
 
 # --- The channel, with processes that misbehave.
@@ -312,6 +383,82 @@ def test_a_drafter_that_can_not_start(open_channel: Callable[..., Any], tmp_path
         assert channel.pid is None
         assert not channel._watch._thread.is_alive()
     assert len(lives(tmp_path)) <= 2
+
+
+def naps(folder: Path) -> list[str]:
+    file = folder / "naps"
+    return file.read_text().split() if file.exists() else []
+
+
+def test_sleep_and_wake(open_channel: Callable[..., Any], tmp_path: Path) -> None:
+    """Down while it sleeps; up again as soon as it is awake, though nobody has asked for news in between."""
+    channel = open_channel("good")
+    channel.wait_ready()
+    for work_id in range(3):
+        draft(channel, work_id)  # in hand when it is told to sleep: those drafts are for nobody
+        channel.sleep()
+        channel.sleep()
+        (down,) = await_news(channel, "Down")
+        assert down.is_asleep
+        channel.wake()
+        channel.wake()
+        await_news(channel, "Up")
+        draft(channel, 10 + work_id)
+        assert await_news(channel, "Drafted")[0].work_id == 10 + work_id
+    assert naps(tmp_path) == ["Sleep", "Wake"] * 3
+    assert len(lives(tmp_path)) == 1
+
+
+def test_woken_before_it_sleeps(open_channel: Callable[..., Any], tmp_path: Path) -> None:
+    """However fast vLLM changes its mind, one order is out at a time, and the last word counts."""
+    channel = open_channel("good")
+    channel.wait_ready()
+    for _ in range(20):
+        channel.sleep()
+        channel.wake()
+    await_news(channel, "Down", "Up")
+    assert naps(tmp_path) == ["Sleep", "Wake"]
+    channel.sleep()
+    channel.wake()
+    channel.sleep()
+    await_news(channel, "Down")
+    draft(channel, 1)
+    assert "behind" in await_news(channel, "Late")[0].message
+    await_true(lambda: naps(tmp_path) == ["Sleep", "Wake", "Sleep"])
+
+
+def test_a_new_drafter_is_sent_to_sleep_too(open_channel: Callable[..., Any], tmp_path: Path) -> None:
+    """One that dies asleep is replaced; the next comes up awake, and sleeps until it is wanted."""
+    channel = open_channel("dies asleep")
+    channel.wait_ready()
+    channel.sleep()
+    await_news(channel, "Down")
+    await_true(lambda: not channel.poll() and naps(tmp_path) == ["Sleep", "Sleep"])
+    channel.wake()
+    await_news(channel, "Up")
+    assert len(lives(tmp_path)) == 2
+
+
+def test_sleep_amid_a_reset(open_channel: Callable[..., Any], tmp_path: Path) -> None:
+    """The answer to the reset is not taken for that to a wake."""
+    channel = open_channel("fails")
+    channel.wait_ready()
+    draft(channel, 1)
+    assert not await_news(channel, "Down")[0].is_asleep  # the reset is on its way
+    channel.sleep()
+    await_true(lambda: not channel.poll() and naps(tmp_path) == ["Sleep"])
+    channel.wake()
+    await_news(channel, "Up")
+    assert naps(tmp_path) == ["Sleep", "Wake"]
+
+
+def test_secrets_are_not_among_the_arguments(open_channel: Callable[..., Any]) -> None:
+    """Anybody on a machine can read those of any process."""
+    channel = open_channel("good", engine={"hf_token": "a secret"})
+    channel.wait_ready()
+    shown = (Path("/proc") / str(channel.pid) / "cmdline").read_bytes()
+    assert b"scripted_drafter" in shown
+    assert b"secret" not in shown
 
 
 def test_closing_between_two_lives(open_channel: Callable[..., Any]) -> None:

@@ -108,12 +108,18 @@ def test_a_request_has_what_we_read_and_write() -> None:
 
 
 def test_what_goes_between_scheduler_and_workers() -> None:
-    from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
+    from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
     from vllm.v1.outputs import ModelRunnerOutput
 
     wanted = {
+        NewRequestData: {"prompt_token_ids"},
         CachedRequestData: {"req_ids", "resumed_req_ids", "new_block_ids"},
-        SchedulerOutput: {"num_scheduled_tokens", "scheduled_cached_reqs", "scheduled_spec_decode_tokens"},
+        SchedulerOutput: {
+            "num_scheduled_tokens",
+            "scheduled_new_reqs",
+            "scheduled_cached_reqs",
+            "scheduled_spec_decode_tokens",
+        },
         ModelRunnerOutput: {"req_id_to_index", "sampled_token_ids"},
     }
     for kind, names in wanted.items():
@@ -127,6 +133,62 @@ def test_a_resumed_request_gets_its_whole_block_table() -> None:
     source = inspect.getsource(GPUModelRunner._update_states)
     assert "resumed_from_preemption = req_id in req_data.resumed_req_ids" in source
     assert "req_state.block_ids = new_block_ids" in source
+
+
+def test_workers_take_prompts_as_arrays() -> None:
+    """`pack_prompts`: what the V1 model runner does with a prompt it can do with an array of integers as well."""
+    from vllm.v1.worker import gpu_input_batch, gpu_model_runner
+
+    used = [
+        line.strip()
+        for module in (gpu_input_batch, gpu_model_runner)
+        for line in inspect.getsource(module).splitlines()
+        if re.search(r"\b(request|req|req_state|self)\.prompt_token_ids\b", line)
+    ]
+    patterns = [
+        r".*\.prompt_token_ids, (request|req|req_state|self)\.prompt_embeds$",  # their length
+        r".* is (not )?None:$",
+        r"self\.token_ids_cpu\[req_index, :num_prompt_tokens\] = request\.prompt_token_ids$",
+        r"return self\.prompt_token_ids\[idx\]$",
+        r"num_prompt_tokens = len\(request\.prompt_token_ids\)$",
+        r"request\.prompt_token_ids, device=self\.device$",  # async_tensor_h2d, which takes arrays
+        r"req_state\.prompt_token_ids = new_req_data\.prompt_token_ids$",
+        r"input_tokens = req_state\.prompt_token_ids$",  # multimodal
+        r"input_ids=req_state\.prompt_token_ids,$",  # multimodal
+        r"request\.prompt_token_ids,$",  # to logits processors; none of vLLM's own looks at it
+    ]
+    assert len(used) > 10
+    for line in used:
+        assert any(re.match(pattern, line) for pattern in patterns), line
+
+
+def test_how_a_pause_and_a_sleep_reach_the_scheduler() -> None:
+    """The state first, then the caches: by that order `Conductor.dropped` knows that it is a pause."""
+    from vllm.v1.core.sched.interface import PauseState
+    from vllm.v1.engine.core import EngineCore, EngineCoreProc
+
+    assert {state.name for state in PauseState} == {"UNPAUSED", "PAUSED_NEW", "PAUSED_ALL"}
+    assert takes(EngineCore.sleep, "self", "level")
+    assert takes(EngineCore.wake_up, "self")
+    for kind in (EngineCore, EngineCoreProc):
+        source = inspect.getsource(kind.pause_scheduler)
+        assert source.index("self.scheduler.set_pause_state(pause_state)") < source.index("self._finish_pause(")
+    assert "self._reset_caches()" in inspect.getsource(EngineCore._finish_pause)
+    assert takes(EngineCore._reset_caches, "self", "reset_running_requests")
+    assert inspect.signature(EngineCore._reset_caches).parameters["reset_running_requests"].default is True
+    assert "self.pause_scheduler(mode=mode, clear_cache=clear_prefix_cache)" in inspect.getsource(EngineCore.sleep)
+    assert "set_pause_state(PauseState.UNPAUSED)" in inspect.getsource(EngineCore.resume_scheduler)
+    assert "self.resume_scheduler()" in inspect.getsource(EngineCore.wake_up)
+
+
+def test_a_stat_logger_is_asked_while_the_engine_is_idle() -> None:
+    from vllm.entrypoints.launchers.utils import server_utils
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.metrics.loggers import AggregateStatLoggerBase
+
+    assert parameters(AggregateStatLoggerBase.log) == ["self"]
+    assert "do_log_stats" in inspect.getsource(server_utils.lifespan)
+    assert "self.logger_manager.log()" in inspect.getsource(AsyncLLM.do_log_stats)
 
 
 def test_the_block_pool() -> None:
@@ -149,8 +211,15 @@ def test_what_an_engine_is_asked_at_its_start() -> None:
     from vllm.config.model import ModelConfig
 
     wanted = {
-        VllmConfig: ["speculative_config", "scheduler_config", "model_config", "max_concurrent_batches", "lora_config"],
-        ModelConfig: ["is_encoder_decoder", "supports_multimodal_inputs", "runner_type"],
+        VllmConfig: [
+            "speculative_config",
+            "scheduler_config",
+            "model_config",
+            "max_concurrent_batches",
+            "lora_config",
+            "instance_id",
+        ],
+        ModelConfig: ["is_encoder_decoder", "supports_multimodal_inputs", "runner_type", "enable_sleep_mode"],
         SchedulerConfig: ["async_scheduling", "enable_chunked_prefill", "policy"],
         SpeculativeConfig: ["method", "rejection_sample_method", "num_speculative_tokens"],
         ParallelConfig: ["data_parallel_size"],

@@ -126,7 +126,7 @@ def sessions(core: Any, oracle: Oracle) -> Iterator[Sessions]:
     sessions.engine.reset()
     assert sessions.num_free == NUM_BLOCKS
     assert not core.scheduler.requests
-    assert not core.scheduler.keep
+    assert not core.scheduler.rewinds
 
 
 def make_tokens(seed: int, count: int) -> list[int]:

@@ -34,9 +34,11 @@ def test_overlap() -> None:
 
 def test_reports_add_up() -> None:
     """Counters are told once, gauges every time, and what rounding hides comes later."""
-    from minedraft.backends.vllm.counters import Counters
+    from minedraft.backends.vllm.counters import TOTALS, TOTALS_S, Counters
+    from minedraft.backends.vllm.stat_logger import COUNTERS
     from minedraft.policy import Mode
 
+    assert {*TOTALS, *TOTALS_S} == set(COUNTERS)
     counters = Counters()
     sums: dict[str, int] = {}
     for i in range(30):
@@ -123,7 +125,7 @@ def test_engine_in_this_process(engine: Engine, models: Path) -> None:
     from minedraft.backends.vllm.stat_logger import attach
 
     attach(engine.llm)
-    assert value("minedraft_drafter_up") == 0.0  # nothing ran yet
+    assert value("minedraft_drafter_up") == 1.0  # though nothing ran yet
     sizes: list[tuple[float, ...]] = []
 
     def look(step: int) -> None:
@@ -164,6 +166,43 @@ def test_a_lost_drafter_shows(engine: Engine) -> None:
     assert value("minedraft_drafter_up") == 0.0
     engine.run([Job("alone", [5, 6, 7], 8)])
     check_sums(engine)
+
+
+def test_an_idle_engine_tells_of_its_drafter(engine: Engine) -> None:
+    """No step tells that the drafter is gone, and that it is back."""
+
+    def await_value(wanted: float) -> None:
+        deadline = time.monotonic() + 60.0
+        while value("minedraft_drafter_up") != wanted:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+            engine.engine.do_log_stats()  # as a server's timer does
+
+    await_value(1.0)
+    os.kill(engine.conductor.drafter_pid, signal.SIGKILL)
+    await_value(0.0)
+    await_value(1.0)
+
+
+def test_the_drafter_s_status_is_for_display_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from minedraft.backends.vllm.drafter_status import DrafterStatus, read_status
+
+    path = tmp_path / "status"
+    assert read_status(path) is None
+    path.symlink_to(tmp_path / "somebody else's")  # whoever it was that left it there
+    status = DrafterStatus(path)
+    assert read_status(path) is False
+    status.tell(is_up=True)
+    assert read_status(path) is True
+    assert path.stat().st_mode & 0o777 == 0o600
+    status.close()
+    status.close()
+    status.tell(is_up=True)
+    assert not list(tmp_path.iterdir())
+    status = DrafterStatus(tmp_path / "no folder" / "status")
+    assert "out of date" in caplog.text
+    status.tell(is_up=True)
+    status.close()
 
 
 def test_a_second_logger_takes_the_names_over(engine: Engine) -> None:
@@ -227,6 +266,9 @@ async def serve_one(models: Path) -> str:
     }
     llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
     try:
+        lines = generate_latest(get_prometheus_registry()).decode().splitlines()
+        (up,) = [line for line in lines if line.startswith("minedraft_drafter_up{")]
+        assert up.endswith(" 1.0")  # though the engine has had nothing to do
 
         async def generate(number: int) -> int:
             params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, detokenize=False)
@@ -243,15 +285,39 @@ async def serve_one(models: Path) -> str:
 
 
 def test_vllm_finds_the_plugins() -> None:
-    from vllm.plugins import DEFAULT_PLUGINS_GROUP, load_plugins_by_group
+    from vllm.plugins import DEFAULT_PLUGINS_GROUP, STAT_LOGGER_PLUGINS_GROUP, load_plugins_by_group
     from vllm.v1.metrics.loggers import AggregateStatLoggerBase, load_stat_logger_plugin_factories
 
-    from minedraft.backends.vllm.plugin import register
+    from minedraft.backends.vllm.plugin import METRICS_PLUGIN, register
     from minedraft.backends.vllm.stat_logger import PSDStatLogger
 
     assert load_plugins_by_group(DEFAULT_PLUGINS_GROUP)["minedraft"] is register
+    assert METRICS_PLUGIN in load_plugins_by_group(STAT_LOGGER_PLUGINS_GROUP)
     assert PSDStatLogger in load_stat_logger_plugin_factories()
     assert issubclass(PSDStatLogger, AggregateStatLoggerBase)
+
+
+def test_statistics_can_be_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """VLLM collects them for any stat logger; ours can be left out, and nothing else with it."""
+    from importlib.metadata import EntryPoint, EntryPoints
+
+    from vllm.plugins import DEFAULT_PLUGINS_GROUP, load_plugins_by_group
+    from vllm.v1.metrics.loggers import load_stat_logger_plugin_factories
+
+    from minedraft.backends.vllm import plugin
+    from minedraft.backends.vllm.stat_logger import PSDStatLogger
+
+    before = load_plugins_by_group(DEFAULT_PLUGINS_GROUP)
+    allowed = plugin.without_metrics(None)
+    assert allowed is not None
+    monkeypatch.setenv("VLLM_PLUGINS", allowed)
+    assert PSDStatLogger not in load_stat_logger_plugin_factories()
+    assert load_plugins_by_group(DEFAULT_PLUGINS_GROUP) == before
+    assert plugin.without_metrics("a,minedraft_metrics, b") == "a, b"
+    assert plugin.without_metrics("") == ""
+    # Routes of an endpoint plugin must not be opened by the way, just since it shares its name with a harmless one.
+    monkeypatch.setattr(plugin, "entry_points", lambda group: EntryPoints([EntryPoint("both", "x:y", group)]))
+    assert plugin.without_metrics(None) is None
 
 
 def test_the_short_paths() -> None:

@@ -180,12 +180,14 @@ def test_drafter_stopped(engine: Engine, reference: dict[str, list[int]], monkey
 
 
 def test_engine_resets_running_requests(engine: Engine, reference: dict[str, list[int]]) -> None:
-    """vLLM preempts everybody behind the core's back: noticed, counted, and nothing is lost."""
+    """Somebody preempts everybody behind the core's back: noticed, counted, and nothing is lost."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
     strays = engine.conductor.counters.strays
 
     def reset(step: int) -> None:
-        if step == 12:
-            engine.scheduler.reset_prefix_cache(reset_running_requests=True)
+        if step == 12:  # past our own method, which would tell the core
+            Scheduler.reset_prefix_cache(engine.scheduler, reset_running_requests=True)
 
     texts = engine.run(renamed(make_requests(), "h"), on_step=reset)
     assert plain_ids(texts, "h") == expected(reference)

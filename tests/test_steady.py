@@ -1,0 +1,125 @@
+"""Steady rounds change what a decision costs, never the decision: a core with columns beside one without."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, invariant, rule
+from test_scheduler_machine import SLOTS, SchedulerMachine, configs
+from toy_world import ToyModel
+
+from minedraft import Scheduler, SchedulerConfig
+from minedraft.policy import BUILTIN, Mode
+from minedraft.sequence import SequenceState
+from minedraft.work import DraftWork, Event, VerifyWork, Work, WorkDone
+
+FIELDS = tuple([name for name in SequenceState.__slots__ if name not in ("columns", "view", "request", "probs")])
+ALIGNED = ("request_ids", "incarnations", "rounds", "num_computed", "num_new", "num_draft", "is_last")
+
+
+def without_columns(scheduler: Scheduler) -> Scheduler:
+    scheduler.state.has_steady_rounds = False
+    return scheduler
+
+
+def rows(work: Work) -> list[tuple[Any, ...]]:
+    """The entries of a work, whatever their order."""
+    columns = [getattr(work, name) for name in ALIGNED if hasattr(work, name)]
+    return sorted(zip(*columns, strict=True))
+
+
+def same_work(work: Work, other: Work) -> bool:
+    if type(work) is not type(other) or rows(work) != rows(other):
+        return False
+    rest = [{**each._asdict(), **dict.fromkeys(ALIGNED), "freed": sorted(each.freed)} for each in (work, other)]
+    return rest[0] == rest[1]
+
+
+def reordered(event: Event, work: Work, other: Work) -> Event:
+    """The result of `work` for a world that was given `other`, the same in another order."""
+    if not isinstance(event, WorkDone) or work.request_ids == other.request_ids:
+        return event
+    order = [work.request_ids.index(request_id) for request_id in other.request_ids]
+    columns = [None if column is None else tuple([column[i] for i in order]) for column in event.result]
+    return event._replace(result=type(event.result)(*columns))
+
+
+@st.composite
+def roomy_configs(draw: Any) -> SchedulerConfig:
+    """Limits under which steady rounds are common, and are cut short now and then."""
+    return replace(
+        draw(configs()),
+        num_speculative_tokens=draw(st.integers(1, 4)),
+        draft_capacity=None,
+        max_num_batched_tokens=draw(st.integers(16, 40)),
+        max_model_len=64,
+        num_target_blocks=draw(st.integers(64, 120)),
+        num_draft_blocks=draw(st.integers(20, 120)),
+    )
+
+
+class TwinMachine(SchedulerMachine):
+    """Any events, told to both cores; works and every field of every sequence must be the same."""
+
+    @initialize(
+        config=roomy_configs(),
+        names=st.fixed_dictionaries({slot: st.sampled_from(sorted(BUILTIN[slot])) for slot in SLOTS}),
+        mode=st.sampled_from([Mode.SD, Mode.PSD]),
+        model=st.builds(ToyModel, st.integers(0, 99), st.sampled_from([0, 60, 100]), st.booleans()),
+    )
+    def start(self, **kwargs: Any) -> None:
+        super().start(selection=None, **kwargs)
+        self.twin = without_columns(Scheduler(self.scheduler.config, self.scheduler.policies))
+        assert self.scheduler.state.has_steady_rounds
+        self.pairs: dict[int, tuple[Work, Work]] = {}
+
+    @rule(
+        num_requests=st.integers(1, 6),
+        prompt_len=st.integers(1, 6),
+        max_tokens=st.integers(8, 40),
+        rounds=st.integers(1, 12),
+    )
+    def go_on(self, num_requests: int, prompt_len: int, max_tokens: int, rounds: int) -> None:
+        """Requests that live long enough for rounds to become steady."""
+        for _ in range(num_requests):
+            self.arrive(prompt_len, max_tokens, 0, None, reuse=False)
+        for _ in range(rounds):
+            for complete, kind in ((self.complete_draft, DraftWork), (self.complete_verify, VerifyWork)):
+                if kind in self.in_flight:
+                    complete()
+
+    def feed(self, event: Event) -> None:
+        work_id = getattr(event, "work_id", None)
+        twins = event if work_id is None else reordered(event, *self.pairs[work_id])
+        outputs = self.twin.update(twins, self.now_s + 1.0)
+        super().feed(event)
+        assert all(self.ended[output.request_id] == output for output in outputs)
+
+    def take(self, works: list[Work]) -> None:
+        others = self.twin.schedule(self.now_s)
+        assert len(works) == len(others)
+        for work, other in zip(works, others, strict=True):
+            assert same_work(work, other), (work, other)
+            self.pairs[work.work_id] = (work, other)
+        super().take(works)
+
+    @invariant()
+    def twins(self) -> None:
+        if not hasattr(self, "twin"):
+            return
+        state, other = self.scheduler.state, self.twin.state
+        assert not any(batch.columns.seqs for batch in other.batches.batches)
+        state.refresh()
+        assert list(state.sequences) == list(other.sequences)
+        for mine, theirs in zip(state.sequences.values(), other.sequences.values(), strict=True):
+            for name in FIELDS:
+                assert getattr(mine, name) == getattr(theirs, name), (mine.request_id, name)
+        assert state.target_pool.num_free_blocks == other.target_pool.num_free_blocks
+        assert state.num_accepted_tokens == other.num_accepted_tokens
+
+
+TestTwinMachine = TwinMachine.TestCase
+TestTwinMachine.settings = settings(settings.default, stateful_step_count=60)

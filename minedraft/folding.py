@@ -60,6 +60,11 @@ class Folded:
         last_token_s = known(run.last_token_s[is_open])
         self._times.fold(run, float(last_token_s.min(initial=min(settled_s, self._last_end_s))))
 
+    @property
+    def device_times_s(self) -> tuple[float, float]:
+        """Device time of the verify works and of the draft works that were folded, in seconds."""
+        return self._times.verify_s, self._times.draft_s
+
     def tally(self, rest: RunData) -> Tally:
         """Of the whole run, of which `rest` came since the last fold."""
         return copy.deepcopy(self)._finish(rest)

@@ -12,13 +12,12 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable
-from itertools import compress
-from operator import ne
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from minedraft.folding import Folded
+from minedraft.intervals import length_s
 from minedraft.journal import Journal, feed
 from minedraft.metrics_table import NOBODY, Entries, Table
 from minedraft.request import FinishReason, Request, RequestId, RequestOutput
@@ -210,6 +209,15 @@ class MetricsCollector:
         run = self.run_data()
         return {**detailed(run), "itls": self._table.gaps.per_request(len(run.status) + 1)[1:]}
 
+    def device_times_s(self) -> tuple[float, float]:
+        """Device time of all verify works, and of all draft works, that came back, in seconds."""
+        run = self.run_data()
+        verify_s, draft_s = length_s(run.verify_spans_s), length_s(run.draft_spans_s)
+        if self._folded is None:
+            return verify_s, draft_s
+        before = self._folded.device_times_s
+        return before[0] + verify_s, before[1] + draft_s
+
     def run_data(self) -> RunData:
         """The stream so far as columns; of a long run, what has not been folded."""
         self._flush()
@@ -272,10 +280,9 @@ class MetricsCollector:
     def _note_stays(self, now_s: float, rows: list[int], incarnations: tuple[int, ...]) -> None:
         """Look for requests that are in the running set for the first time, or again."""
         stay = self._stay
-        changed = tuple(map(ne, map(stay.__getitem__, rows), incarnations))
-        if True not in changed:
-            return
-        for row, incarnation in compress(zip(rows, incarnations, strict=True), changed):
+        for row, incarnation in zip(rows, incarnations, strict=True):
+            if stay[row] == incarnation:
+                continue
             if stay[row] == NO_STAY:
                 self._first_scheduled_s[row] = now_s
             else:

@@ -61,6 +61,8 @@ def test_a_simulated_run_has_the_same_figures(mode: str, monkeypatch: pytest.Mon
     monkeypatch.setattr("minedraft.metrics.FLUSH_ROWS", 64)
     collectors = MetricsCollector(max_kept=None), MetricsCollector(max_kept=Kept(100, 1000, 200))
     exact, folded = [summary.to_dict() for summary in simulated(mode, 1500, *collectors)]
+    assert collectors[1].device_times_s() == pytest.approx(collectors[0].device_times_s())
+    assert collectors[0].device_times_s()[0] == pytest.approx(exact["mean_verify_ms"] * exact["rounds"] / 1000)
     assert exact["completed"] > 1000
     assert exact["num_aborted"] > 50
     assert exact["num_preemptions"] > 5

@@ -157,6 +157,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.in_flight[kind] = (work, self.devices.execute(work))
             if isinstance(work, VerifyWork):
                 self.count_waits(work)
+            else:  # who is drafted isn't waiting any more
+                self.waits = {key: count for key, count in self.waits.items() if key[1] != work.batch}
 
     def count_waits(self, work: VerifyWork) -> None:
         """I16: who is ready for the target is served within a round of the others.

@@ -5,15 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+from driver import Driver
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 from test_scheduler_machine import SLOTS, SchedulerMachine, configs
 from toy_world import ToyModel
 
-from minedraft import Scheduler, SchedulerConfig
-from minedraft.policy import BUILTIN, Mode
-from minedraft.sequence import SequenceState
+from minedraft import Request, Scheduler, SchedulerConfig, load_policies
+from minedraft.batch import BatchView
+from minedraft.policies.draft_length import Fixed
+from minedraft.policy import BUILTIN, LoadView, Mode, PolicyError
+from minedraft.sequence import SequenceState, SequenceView
 from minedraft.work import DraftWork, Event, VerifyWork, Work, WorkDone
 
 FIELDS = tuple([name for name in SequenceState.__slots__ if name not in ("columns", "view", "request", "probs")])
@@ -123,3 +127,99 @@ class TwinMachine(SchedulerMachine):
 
 TestTwinMachine = TwinMachine.TestCase
 TestTwinMachine.settings = settings(settings.default, stateful_step_count=60)
+
+
+# --- That steady rounds are what most rounds are: else all of this is for nothing.
+
+
+def long_run(driver: Driver, num_requests: int = 6) -> None:
+    driver.arrive(*[Request(f"r{i}", 5, 200) for i in range(num_requests)])
+    for _ in range(12):
+        driver.step(num_accepted=1)
+
+
+def num_steady(driver: Driver) -> int:
+    return sum(len(batch.columns.seqs) for batch in driver.scheduler.state.batches.batches)
+
+
+@pytest.mark.parametrize("mode", ["sd", "psd"])
+@pytest.mark.parametrize("length", ["fixed", "fixed,k=2", "by-batch-size"])
+def test_who_only_decodes_is_in_the_columns(mode: str, length: str) -> None:
+    driver = Driver(mode, load_policies({"mode": f"fixed,mode={mode}", "draft_length": length}))
+    long_run(driver)
+    assert num_steady(driver) == 6
+    driver.drain(num_accepted=1)
+    assert num_steady(driver) == 0
+    assert all(output.num_output_tokens == 200 for output in driver.outputs)
+
+
+def test_works_name_the_same_objects_while_nobody_comes_or_goes() -> None:
+    """Worlds tell by this that they know the requests of a work already."""
+    driver = Driver("psd")
+    long_run(driver)
+    names: dict[int, set[int]] = {}
+    for work in driver.works[-8:]:
+        names.setdefault(work.batch, set()).update((id(work.request_ids), id(work.incarnations) << 1))
+    assert sorted(names) == [0, 1]
+    assert all(len(each) == 2 for each in names.values())
+
+
+def test_a_newcomer_and_one_who_leaves_send_nobody_else_away() -> None:
+    driver = Driver("psd")
+    long_run(driver)
+    driver.arrive(Request("late", 9, 200))
+    driver.step(num_accepted=1)
+    driver.step(num_accepted=1)
+    assert num_steady(driver) == 6
+    for _ in range(4):
+        driver.step(num_accepted=1)
+    assert num_steady(driver) == 7
+    assert driver.verifying is not None
+    aborted = next(iter(set(driver.scheduler.state.running) - set(driver.verifying.request_ids)))
+    driver.abort(aborted)
+    for _ in range(4):
+        driver.step(num_accepted=1)
+    assert num_steady(driver) == 6
+
+
+@pytest.mark.parametrize(
+    "policies",
+    [{"draft_length": "test_steady:OneByOne"}, {"selection": "tetris"}],
+    ids=["a policy that looks at each request", "a selection"],
+)
+def test_where_each_request_is_looked_at_nobody_is(policies: dict[str, str]) -> None:
+    driver = Driver("psd", load_policies({"mode": "fixed,mode=psd", **policies}))
+    long_run(driver)
+    assert num_steady(driver) == 0
+
+
+class OneByOne:
+    def num_draft_tokens(self, seq: SequenceView, batch: BatchView, load: LoadView) -> int:
+        return 1 + seq.arrival_index % 3
+
+
+def test_views_show_the_truth_at_any_time() -> None:
+    """A policy may keep a view, and look at it in the middle of a steady round."""
+    driver = Driver("psd")
+    long_run(driver)
+    views = [seq.view for seq in driver.scheduler.state.running.values()]
+    for _ in range(3):
+        before = {view.request_id: (view.num_tokens, view.num_accepted_tokens, view.num_rounds) for view in views}
+        assert driver.verifying is not None
+        verified = driver.verifying.request_ids
+        driver.verify_done(num_accepted=1)
+        for view in views:
+            gained = 1 if view.request_id in verified else 0
+            tokens, accepted, rounds = before[view.request_id]
+            assert (view.num_tokens, view.num_rounds) == (tokens + 2 * gained, rounds + gained)
+            assert view.num_accepted_tokens == accepted + gained
+        driver.draft_done()
+
+
+@pytest.mark.parametrize("answer", [-1, 2.5, "two"])
+def test_an_illegal_length_for_all_is_refused_in_one_line(answer: object) -> None:
+    policy = Fixed()
+    policy.num_draft_tokens_of_all = lambda batch, load: answer  # type: ignore[assignment,method-assign,return-value]
+    driver = Driver("psd", replace(load_policies({"mode": "fixed,mode=psd"}), draft_length=policy))
+    with pytest.raises(PolicyError, match=r"draft_length policy wants .* for batch 1"):
+        long_run(driver)

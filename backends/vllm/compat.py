@@ -311,26 +311,37 @@ def num_own_blocks(scheduler: Any, request_id: str, joining: Iterable[Any]) -> i
     return sum(block.block_id not in claimed for block in own)
 
 
-def trim(scheduler: Any, request: Any) -> bool:
-    """Give back blocks behind the computed tokens (rejected drafts were there); returns whether there were any.
+def trim(scheduler: Any, request_ids: Iterable[str]) -> list[str]:
+    """Give back blocks behind the computed tokens of running requests (rejected drafts were there).
 
     The workers keep their own copy of the block table, to which vLLM only ever appends: see `resend_blocks`.
+
+    Returns:
+        The ids of those that had such blocks.
     """
-    blocks = _blocks(scheduler, request.request_id)
-    keep = -(-request.num_computed_tokens // scheduler.block_size)
-    if len(blocks) <= keep:
-        return False
-    tail = blocks[keep:]
-    del blocks[keep:]
-    scheduler.kv_cache_manager.block_pool.free_blocks(reversed(tail))
-    return True
+    requests, block_size = scheduler.requests, scheduler.block_size
+    tables = scheduler.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks
+    trimmed, freed = [], []
+    for request_id in request_ids:
+        request = requests.get(request_id)
+        if request is None or request.status != RequestStatus.RUNNING:
+            continue
+        blocks = tables.get(request_id, ())
+        keep = -(-request.num_computed_tokens // block_size)
+        if len(blocks) > keep:
+            freed += blocks[: keep - 1 : -1] if keep else reversed(blocks)
+            del blocks[keep:]
+            trimmed.append(request_id)
+    if freed:
+        scheduler.kv_cache_manager.block_pool.free_blocks(freed)
+    return trimmed
 
 
 def resend_blocks(scheduler: Any, output: Any, request_ids: Iterable[str]) -> None:
     """Make the workers replace these scheduled requests' block tables, as after a preemption, instead of appending."""
     assert not scheduler.use_v2_model_runner, "that model runner appends to a resumed request's block table"
     cached = output.scheduled_cached_reqs
-    index = {request_id: i for i, request_id in enumerate(cached.req_ids)}
+    index = dict(zip(cached.req_ids, range(len(cached.req_ids)), strict=True))
     for request_id in request_ids:
         if request_id in index and request_id not in cached.resumed_req_ids:
             cached.resumed_req_ids.add(request_id)

@@ -344,12 +344,11 @@ class Conductor:
 
     def _cut_blocks(self) -> None:
         """Give back the blocks that the core has cut off: drafts that were rejected lay there."""
-        for request_id in self._view.trimmed:
-            request = self._scheduler.requests.get(request_id)
-            if request is not None and compat.is_running(request) and compat.trim(self._scheduler, request):
-                self._resend[request_id] = None
-                self.counters.trims += 1
-        self._view.trimmed.clear()
+        if self._view.trimmed:
+            trimmed = compat.trim(self._scheduler, self._view.trimmed)
+            self._view.trimmed.clear()
+            self._resend.update(dict.fromkeys(trimmed))
+            self.counters.trims += len(trimmed)
 
     def _forget_ended(self, step: Step) -> None:
         for request_id in step.work.request_ids:

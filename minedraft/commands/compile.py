@@ -42,6 +42,7 @@ MODULES: Final = (
     "minedraft.scheduler_config",
     "minedraft.sequence",
     "minedraft.state",
+    "minedraft.steady",
     "minedraft.verification",
     "minedraft.waiting",
     "minedraft.work",

@@ -12,7 +12,6 @@ from minedraft.commands.errors import CommandError, unusable_file
 from minedraft.commands.progress import ProgressBar
 from minedraft.config import RunConfig
 from minedraft.engine import Engine
-from minedraft.intervals import length_s
 from minedraft.journal import JournalHeader, JournalWriter, Recorder, Sink
 from minedraft.merged import MergedSink
 from minedraft.metrics import MetricsCollector
@@ -116,8 +115,8 @@ def _combined(collector: MetricsCollector, parts: Sequence[MetricsCollector], ea
     verification. What is per verification (running requests, imbalance) is per replica, as it stands.
     """
     whole = collector.summarize()
-    busy_s = length_s(collector.run_data().verify_spans_s)
-    drafting_s = [length_s(part.run_data().draft_spans_s) for part in parts]
+    busy_s, _ = collector.device_times_s()
+    drafting_s = [part.device_times_s()[1] for part in parts]
     hidden_s = sum(s * summary.overlapped_draft_share for s, summary in zip(drafting_s, each, strict=True))
     total_s = whole.duration * len(parts)
     return dataclasses.replace(

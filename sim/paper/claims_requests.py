@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 from minedraft.sim.paper.bench import Bench
-from minedraft.sim.paper.calibration import ANCHOR, Calibration
-from minedraft.sim.paper.setup import QWEN, published
+from minedraft.sim.paper.calibration import ANCHOR, FITTED_ON, Calibration
+from minedraft.sim.paper.setup import QWEN, load_prompts, published
 from minedraft.sim.paper.trial import Trial
 from minedraft.sim.paper.verdict import PERCENT, Basis, Line, explained, figure, order, within
 
 K: Final = 3
 NOT_PUBLISHED: Final = "the paper has no number; the authors' notebook plots the share from 80 to 100 %"
-SETS: Final = ("tough", "spec-bench")
+SETS: Final = ("tough", FITTED_ON)
 BLOG: Final = (
     "the blog contradicts the paper, whose largest Delta of S2 on Arena is 69.19 % over all k with TETRIS: the blog "
     "has +84 % at k = 2; and at k = 2 the published stage times allow at most +70 % even without any host work"
@@ -57,13 +57,13 @@ def _against_pearl(bench: Bench, calibration: Calibration) -> list[Line]:
 
 
 def _pair(bench: Bench, calibration: Calibration, name: str, dataset: str) -> list[Trial]:
-    size = 161 if dataset == "spec-bench" else bench.scale.long_requests
+    size = load_prompts(dataset).num_requests if dataset == FITTED_ON else bench.scale.long_requests
     return [calibration.trial(name, dataset, mode, K, size) for mode in ("sd", "psd")]
 
 
 def _overlapped(bench: Bench, calibration: Calibration) -> list[Line]:
     found = []
-    for dataset, span in (("tough", (97.0, 100.0)), ("spec-bench", (85.0, 97.0))):
+    for dataset, span in zip(SETS, ((97.0, 100.0), (85.0, 97.0)), strict=True):
         for name in QWEN:
             _, psd = (bench[trial] for trial in _pair(bench, calibration, name, dataset))
             what = f"{name}, {psd.num_requests} requests: decode steps with hidden drafting"

@@ -6,8 +6,8 @@ from typing import Final
 
 from minedraft.sim.cost import PAPER_MEDIANS
 from minedraft.sim.paper.bench import Bench
-from minedraft.sim.paper.calibration import Calibration
-from minedraft.sim.paper.setup import QWEN, load_setting
+from minedraft.sim.paper.calibration import FITTED_ON, Calibration
+from minedraft.sim.paper.setup import QWEN, load_prompts, load_setting
 from minedraft.sim.paper.stages import rooflines_of
 from minedraft.sim.paper.trial import Trial
 from minedraft.sim.paper.verdict import Basis, Line, Shown, Verdict, figure, order
@@ -20,12 +20,8 @@ MOST_WITH_GRAPHS: Final = 20.0
 
 def trials(bench: Bench, calibration: Calibration) -> list[Trial]:
     """All runs that these claims need."""
-    return [trial for _, pair in _graph_trials(bench, calibration).items() for trial in pair] + [
-        trial
-        for name in QWEN
-        for k in PAPER_MEDIANS[load_setting(name).draft]
-        for trial in _nsight(calibration, name, k)
-    ]
+    graphs = [trial for pair in _graph_trials(bench, calibration).values() for trial in pair]
+    return graphs + [_nsight(calibration, name, k) for name in QWEN for k in PAPER_MEDIANS[load_setting(name).draft]]
 
 
 def lines(bench: Bench, calibration: Calibration) -> list[Line]:
@@ -33,15 +29,15 @@ def lines(bench: Bench, calibration: Calibration) -> list[Line]:
     return [*_balance(bench, calibration), *_graphs(bench, calibration)]
 
 
-def _nsight(calibration: Calibration, name: str, k: int) -> list[Trial]:
-    return [calibration.trial(name, "spec-bench", "psd", k, 161)]
+def _nsight(calibration: Calibration, name: str, k: int) -> Trial:
+    return calibration.trial(name, FITTED_ON, "psd", k, load_prompts(FITTED_ON).num_requests)
 
 
 def _balance(bench: Bench, calibration: Calibration) -> list[Line]:
     found = []
     for name in QWEN:
         for k, medians in PAPER_MEDIANS[load_setting(name).draft].items():
-            (trial,) = _nsight(calibration, name, k)
+            trial = _nsight(calibration, name, k)
             ours = bench[trial].draft_s / bench[trial].verify_s
             paper = medians.draft_s / medians.verify_s
             roofline = _roofline_balance(name, k)

@@ -7,17 +7,32 @@ every step, each request with k drafts of which almost none is accepted:
 * sd: minedraft, one batch of 64;
 * psd: minedraft, two batches of 64, of which every step verifies one.
 
-CPU time of the scheduler's thread is measured: waiting doesn't count. Between the two calls the thread sleeps as long
-as a large model would take (`--model-ms`), in which the drafts arrive. Of the steps, the fastest tenth counts, which
-other load on the machine disturbs least; the steps of the three engines are the same work for vLLM. Needs vLLM.
+Two ways to leave the model out:
+
+* with the model (default): the engine runs as ever. CPU time of the scheduler's thread is measured: waiting doesn't
+  count. Between the two calls the thread sleeps as long as a large model would take (`--model-ms`), in which the drafts
+  arrive; other programs, and the small model that does run, have used the caches when it wakes. Target and drafter are
+  pinned to a core each.
+* `--no-model`: the two calls are made in a loop, with made-up outputs, and a drafter that answers at once; messages are
+  still encoded and written to a socket. Caches stay as warm as in a process that has a core to itself.
+
+A proposer's drafts reach stock vLLM's scheduler by a third call, `update_draft_token_ids()`; minedraft takes them in
+within the two. So three ratios are given: on the two calls of stock, on vLLM's own part of minedraft's two calls (both
+in one process, so a change of the machine's pace between two engines doesn't count), and on that and the third call.
+
+Of the steps, the fastest tenth counts, which other load on the machine disturbs least; the steps of the three engines
+are the same work for vLLM. Needs vLLM.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import os
+import socket
 import tempfile
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +46,10 @@ os.environ.update(
 )
 
 NUM_ROWS = 64
-STEPS: list[tuple[float, float, float, int]] = []
+BLOCK_SIZE = 32
+STEPS: list[tuple[float, float, float, float, int]] = []
 """Per step of the engine that runs: CPU seconds in schedule(), in update_from_output(), those of both that were vLLM's
-own, and the number of requests in the step."""
+own, those in update_draft_token_ids() before, and the number of requests in the step."""
 
 
 class ConstantProposer:
@@ -49,7 +65,7 @@ class ConstantProposer:
         return [[1] * self.num_speculative_tokens if ids else [] for ids in sampled_token_ids]
 
 
-def timed(model_s: float, *bases: type[Any]) -> type[Any]:
+def timed(model_s: float | None, *bases: type[Any]) -> type[Any]:
     """vLLM's scheduler, or one derived from it, with a clock around the two calls and around vLLM's part of them."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -69,10 +85,15 @@ def timed(model_s: float, *bases: type[Any]) -> type[Any]:
             return outputs
 
     class Timed(*bases, Inner):  # type: ignore[misc]
-        schedule_s = 0.0
+        schedule_s = drafts_s = 0.0
+
+        def update_draft_token_ids(self, draft_token_ids: Any) -> None:
+            started_s = time.thread_time()
+            super().update_draft_token_ids(draft_token_ids)
+            self.drafts_s += time.thread_time() - started_s
 
         def get_grammar_bitmask(self, scheduler_output: Any) -> Any:
-            if scheduler_output.num_scheduled_tokens:  # the model is about to run
+            if scheduler_output.num_scheduled_tokens and model_s is not None:  # the model is about to run
                 time.sleep(model_s)
             return super().get_grammar_bitmask(scheduler_output)
 
@@ -87,16 +108,55 @@ def timed(model_s: float, *bases: type[Any]) -> type[Any]:
             outputs = super().update_from_output(scheduler_output, model_runner_output)
             spent_s = time.thread_time() - started_s
             if scheduler_output.num_scheduled_tokens:
-                STEPS.append((self.schedule_s, spent_s, self.inner_s, len(scheduler_output.num_scheduled_tokens)))
-                self.schedule_s = self.inner_s = 0.0
+                num_rows = len(scheduler_output.num_scheduled_tokens)
+                STEPS.append((self.schedule_s, spent_s, self.inner_s, self.drafts_s, num_rows))
+                self.schedule_s = self.inner_s = self.drafts_s = 0.0
             return outputs
 
     return Timed
 
 
-def measure(models: Path, mode: str, k: int, num_steps: int, model_s: float) -> tuple[float, float, float]:
-    """CPU seconds of `schedule`, of `update_from_output`, and of vLLM's part of both, per step of NUM_ROWS requests."""
-    from vllm import LLM, SamplingParams
+class InstantDrafter:
+    """In the place of the channel: every job is encoded and written to a socket as ever, and answered at once."""
+
+    def __init__(self, channel: Any) -> None:
+        self.pid = channel.pid
+        self._channel = channel
+        self._answers: deque[Any] = deque()
+        self._ours, self._theirs = socket.socketpair()
+        self._drafts: list[list[int]] = []
+
+    def submit(self, job: Any) -> None:
+        from minedraft.backends.vllm.messages import Drafted, pack
+
+        self._ours.send(pack(job), socket.MSG_DONTWAIT)
+        now_s = time.monotonic()
+        self._answers.append(Drafted(job.work_id, self._drafts.copy(), None, now_s, now_s))
+
+    def rest(self, num_rows: int, k: int) -> None:
+        """Between two steps: read what was written, and have the next drafts ready, as the reading thread would."""
+        if self._answers:
+            self._theirs.recv(1 << 20)
+        self._drafts = [[1] * k for _ in range(num_rows)]
+
+    def poll(self) -> list[Any]:
+        answers = list(self._answers)
+        self._answers.clear()
+        return answers
+
+    def wait(self, timeout_s: float) -> None:
+        raise AssertionError("nobody has to wait for this drafter")
+
+    def drop(self, freed: Any) -> None:
+        """It keeps nothing."""
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+def engine(models: Path, mode: str, k: int, model_s: float | None, cpus: list[int]) -> Any:
+    """A vLLM engine with NUM_ROWS requests per step."""
+    from vllm import LLM
 
     from minedraft.backends.vllm.scheduler import PSDScheduler
 
@@ -105,36 +165,85 @@ def measure(models: Path, mode: str, k: int, num_steps: int, model_s: float) -> 
     extra: dict[str, Any] = {"scheduler_cls": timed(model_s)}
     if mode != "stock":
         proposer = "minedraft.backends.vllm.null_proposer.NullProposer"
-        drafter = {"engine": {"model": str(models / "other")}, "deadline_s": 60.0}
+        drafter = {"engine": {"model": str(models / "other")}, "deadline_s": 60.0, "cpus": cpus}
         extra = {
             "scheduler_cls": timed(model_s, PSDScheduler),
             "additional_config": {"minedraft": {"mode": mode, "drafter": drafter}},
         }
     speculative = {"method": "custom_class", "model": proposer, "num_speculative_tokens": k}
-    llm = LLM(
+    return LLM(
         str(models / "target"),
         dtype="float32",
         max_model_len=512,
         max_num_seqs=num_running,
         max_num_batched_tokens=2048,
-        block_size=32,
+        block_size=BLOCK_SIZE,
         num_gpu_blocks_override=num_running * 16 + 1,
         enforce_eager=True,
         skip_tokenizer_init=True,
         speculative_config=speculative,
         **extra,
     )
-    STEPS.clear()
-    prompts = [{"prompt_token_ids": [3 + i % 100, 5, 7]} for i in range(num_running)]
+
+
+def prompt(i: int) -> list[int]:
+    """Of all lengths modulo a block, so that in every step as many requests reach a new one."""
+    return [3 + i % 100] * (1 + i % BLOCK_SIZE)
+
+
+def run_model(llm: Any, num_running: int, num_steps: int) -> None:
+    """The engine, as ever."""
+    from vllm import SamplingParams
+
+    prompts = [{"prompt_token_ids": prompt(i)} for i in range(num_running)]
     params = SamplingParams(temperature=0.0, max_tokens=num_steps, ignore_eos=True)
     llm.generate(prompts, params, use_tqdm=False)
+
+
+def run_made_up(llm: Any, num_running: int, num_steps: int, k: int) -> None:
+    """The scheduler's two calls in a loop; the model would have accepted nothing."""
+    from vllm import SamplingParams
+    from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    drafter = None
+    if hasattr(scheduler, "conductor"):
+        drafter = scheduler.conductor._channel = InstantDrafter(scheduler.conductor._channel)
+    params = SamplingParams(temperature=0.0, max_tokens=num_steps, ignore_eos=True)
+    for i in range(num_running):
+        llm.llm_engine.add_request(f"request-{i}", {"prompt_token_ids": prompt(i)}, params)
+    gc.collect()
+    gc.freeze()
+    while scheduler.requests:
+        if drafter is not None:
+            drafter.rest(NUM_ROWS, k)
+        output = scheduler.schedule()
+        ids = list(output.num_scheduled_tokens)
+        index = {request_id: i for i, request_id in enumerate(ids)}
+        made_up = ModelRunnerOutput(ids, index, [[7] for _ in ids])
+        scheduler.update_from_output(output, made_up)
+        if drafter is None:
+            scheduler.update_draft_token_ids(DraftTokenIds(ids, [[1] * k for _ in ids]))
+
+
+def measure(
+    models: Path, mode: str, k: int, num_steps: int, model_s: float | None, cpus: list[int]
+) -> tuple[float, float, float, float]:
+    """CPU seconds per step of NUM_ROWS requests: the first four of `STEPS`."""
+    llm = engine(models, mode, k, model_s, cpus)
+    num_running = NUM_ROWS * (2 if mode == "psd" else 1)
+    STEPS.clear()
+    if model_s is None:
+        run_made_up(llm, num_running, num_steps, k)
+    else:
+        run_model(llm, num_running, num_steps)
     llm.llm_engine.engine_core.shutdown()
     full = [times for *times, rows in STEPS[10:] if rows == NUM_ROWS]
     assert len(full) > num_steps / 3, f"{mode}: only {len(full)} of {len(STEPS)} steps had {NUM_ROWS} requests"
     full.sort(key=lambda times: times[0] + times[1])
     fastest = full[: max(10, len(full) // 10)]
-    schedule_s, update_s, inner_s = (sum(column) / len(fastest) for column in zip(*fastest, strict=True))
-    return schedule_s, update_s, inner_s
+    schedule_s, update_s, inner_s, drafts_s = (sum(column) / len(fastest) for column in zip(*fastest, strict=True))
+    return schedule_s, update_s, inner_s, drafts_s
 
 
 def main() -> None:
@@ -143,6 +252,7 @@ def main() -> None:
     parser.add_argument("-k", type=int, default=4)
     parser.add_argument("--best-of", type=int, default=1, help="take the least of several rounds over all engines")
     parser.add_argument("--model-ms", type=float, default=40.0, help="sleep in the place of a large model's step")
+    parser.add_argument("--no-model", action="store_true", help="made-up outputs, in a loop")
     parser.add_argument("--modes", default="stock,sd,psd")
     arguments = parser.parse_args()
 
@@ -150,8 +260,12 @@ def main() -> None:
 
     from minedraft.backends.torch.surgery import make_tiny_llama
 
+    cores = sorted(os.sched_getaffinity(0))
+    drafter_cores = cores[1:2]
+    os.sched_setaffinity(0, cores[:1])
+    model_s = None if arguments.no_model else arguments.model_ms / 1e3
     modes = arguments.modes.split(",")
-    found: dict[str, list[tuple[float, float, float]]] = {mode: [] for mode in modes}
+    found: dict[str, list[tuple[float, float, float, float]]] = {mode: [] for mode in modes}
     with tempfile.TemporaryDirectory() as folder:
         models = Path(folder)
         shape = {"vocab_size": 128, "hidden_size": 64, "num_heads": 1, "num_kv_heads": 1, "dtype": torch.float32}
@@ -159,15 +273,18 @@ def main() -> None:
         make_tiny_llama(models / "other", seed=2, num_layers=1, **shape)
         for _ in range(arguments.best_of):
             for mode in modes:
-                found[mode].append(measure(models, mode, arguments.k, arguments.steps, arguments.model_ms / 1e3))
+                found[mode].append(measure(models, mode, arguments.k, arguments.steps, model_s, drafter_cores))
     print(f"{NUM_ROWS} requests per step, k = {arguments.k}; CPU milliseconds per step, fastest tenth")
     least = {mode: min(runs, key=lambda run: run[0] + run[1]) for mode, runs in found.items()}
     base = sum(least[modes[0]][:2])
-    for mode, (schedule_s, update_s, inner_s) in least.items():
+    handed_s = least[modes[0]][3]
+    for mode, (schedule_s, update_s, inner_s, drafts_s) in least.items():
         total_s = schedule_s + update_s
         print(
             f"{mode:6} schedule {schedule_s * 1e3:6.3f}  update {update_s * 1e3:6.3f}  both {total_s * 1e3:6.3f}  "
-            f"{total_s / base - 1:+7.1%} on {modes[0]}, {total_s / inner_s - 1:+7.1%} on vLLM's part in the same run"
+            f"drafts {drafts_s * 1e3:6.3f}  {total_s / base - 1:+7.1%} on {modes[0]}, "
+            f"{total_s / inner_s - 1:+7.1%} on vLLM's part in the same run, "
+            f"{total_s / (inner_s + handed_s) - 1:+7.1%} on that and {modes[0]}'s taking in of drafts"
         )
 
 

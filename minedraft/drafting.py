@@ -133,7 +133,7 @@ def build_draft(state: SchedulerState, batch: Batch, work_id: int) -> DraftInFli
         PolicyError: an illegal draft length or victim.
     """
     columns = batch.columns
-    if state.has_steady_rounds:
+    if state.has_steady_rounds and (columns.seqs or len(batch.members) >= columns.least_members):
         _fill_columns(state, batch)
     decodes, prefills, num_lagging = _sort_others(batch)
     num_decodes = len(columns.seqs) + len(decodes)
@@ -179,7 +179,7 @@ def _fill_columns(state: SchedulerState, batch: Batch) -> None:
     """Find out for whom this round is a steady one."""
     columns = batch.columns
     columns.set_length(_length_of_all(state, batch))
-    if len(columns.seqs) < len(batch.members) and columns.may_admit():
+    if len(columns.seqs) < len(batch.members) and columns.may_admit(len(batch.members)):
         for seq in batch.members.values():
             if seq.columns is None and columns.fits(seq):
                 columns.admit(seq)

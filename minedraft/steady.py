@@ -27,6 +27,8 @@ DRAFTED: Final = 2  # and while they are verified
 
 NO_WORK: Final = -1
 LAST_ROUNDS: Final = 2  # rounds before a limit that are not steady, so that limits need be looked at seldom
+LEAST_MEMBERS: Final = 8  # of a batch that is worth columns
+LEAST_ROUNDS: Final = 8  # that a member must have before it to be worth its coming and going
 ROUNDS_OF_REST: Final = 16  # rounds without columns after a pool was short: others may have to give way meanwhile
 
 Ints = tuple[int, ...]
@@ -105,6 +107,8 @@ class Columns:
         seqs: the members.
         k: drafts of each in every round.
         stage: IDLE, DRAFTING or DRAFTED.
+        least_members: members that the batch must have for anybody to be admitted.
+        least_rounds: rounds that a member must have before it to be admitted, at least `LAST_ROUNDS`.
         work_id: of the work in flight that all members are the first entries of; NO_WORK if there is none.
         request_ids: of the members; the same object from work to work while nobody comes or goes.
         incarnations: of the members; likewise.
@@ -131,6 +135,8 @@ class Columns:
         "draft",
         "incarnations",
         "k",
+        "least_members",
+        "least_rounds",
         "new",
         "request_ids",
         "rounds",
@@ -143,6 +149,8 @@ class Columns:
 
     def __init__(self) -> None:
         self.k = 0
+        self.least_members = LEAST_MEMBERS
+        self.least_rounds = LEAST_ROUNDS
         self.stage = IDLE
         self.work_id = NO_WORK
         self.seqs: list[SequenceState] = []
@@ -173,12 +181,12 @@ class Columns:
             self.settle()
             self.k = k
 
-    def may_admit(self) -> bool:
-        """Whether newcomers are taken in this round; to be asked once in each."""
+    def may_admit(self, num_members: int) -> bool:
+        """Whether newcomers are taken in this round, with so many members in the batch; to be asked once in each."""
         if self._rest:
             self._rest -= 1
             return False
-        return self.k > 0
+        return self.k > 0 and num_members >= self.least_members
 
     def fits(self, seq: SequenceState) -> bool:
         """Whether the next rounds of a running sequence are steady ones, as far as it alone can tell."""
@@ -187,7 +195,7 @@ class Columns:
             and 1 <= seq.num_tokens - seq.num_draft_computed <= 2
             and seq.in_drafter
             and seq.max_draft >= self.k
-            and seq.num_tokens + LAST_ROUNDS * (self.k + 1) <= seq.draft_limit
+            and seq.num_tokens + self.least_rounds * (self.k + 1) <= seq.draft_limit
             and seq.draft_capacity > 0
             and seq.round > 0
             and not seq.num_drafted

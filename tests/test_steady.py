@@ -18,6 +18,7 @@ from minedraft.batch import BatchView
 from minedraft.policies.draft_length import Fixed
 from minedraft.policy import BUILTIN, LoadView, Mode, PolicyError
 from minedraft.sequence import SequenceState, SequenceView
+from minedraft.steady import LAST_ROUNDS, LEAST_MEMBERS
 from minedraft.work import DraftWork, Event, VerifyWork, Work, WorkDone
 
 FIELDS = tuple([name for name in SequenceState.__slots__ if name not in ("columns", "view", "request", "probs")])
@@ -26,6 +27,14 @@ ALIGNED = ("request_ids", "incarnations", "rounds", "num_computed", "num_new", "
 
 def without_columns(scheduler: Scheduler) -> Scheduler:
     scheduler.state.has_steady_rounds = False
+    return scheduler
+
+
+def eager(scheduler: Scheduler) -> Scheduler:
+    """Columns for everybody, even where they don't pay."""
+    for batch in scheduler.state.batches.batches:
+        batch.columns.least_members = 1
+        batch.columns.least_rounds = LAST_ROUNDS
     return scheduler
 
 
@@ -76,6 +85,7 @@ class TwinMachine(SchedulerMachine):
     )
     def start(self, **kwargs: Any) -> None:
         super().start(selection=None, **kwargs)
+        eager(self.scheduler)
         self.twin = without_columns(Scheduler(self.scheduler.config, self.scheduler.policies))
         assert self.scheduler.state.has_steady_rounds
         self.pairs: dict[int, tuple[Work, Work]] = {}
@@ -133,6 +143,7 @@ TestTwinMachine.settings = settings(settings.default, stateful_step_count=60)
 
 
 def long_run(driver: Driver, num_requests: int = 6) -> None:
+    eager(driver.scheduler)
     driver.arrive(*[Request(f"r{i}", 5, 200) for i in range(num_requests)])
     for _ in range(12):
         driver.step(num_accepted=1)
@@ -223,3 +234,18 @@ def test_an_illegal_length_for_all_is_refused_in_one_line(answer: object) -> Non
     driver = Driver("psd", replace(load_policies({"mode": "fixed,mode=psd"}), draft_length=policy))
     with pytest.raises(PolicyError, match=r"draft_length policy wants .* for batch 1"):
         long_run(driver)
+
+
+def test_small_batches_and_short_stays_are_not_worth_it() -> None:
+    few, many, short = (
+        Driver("sd"),
+        Driver("sd", max_batch_size=LEAST_MEMBERS),
+        Driver("sd", max_batch_size=LEAST_MEMBERS),
+    )
+    few.arrive(*[Request(f"r{i}", 5, 200) for i in range(LEAST_MEMBERS - 1)])
+    many.arrive(*[Request(f"r{i}", 5, 200) for i in range(LEAST_MEMBERS)])
+    short.arrive(*[Request(f"r{i}", 5, 20) for i in range(LEAST_MEMBERS)])
+    for driver, num in ((few, 0), (many, LEAST_MEMBERS), (short, 0)):
+        for _ in range(6):
+            driver.step()
+        assert num_steady(driver) == num

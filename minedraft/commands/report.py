@@ -280,6 +280,9 @@ def notes(columns: Sequence[Column]) -> list[str]:
         found.append(
             f"Ratios are to the first column, {columns[0].name!r}; all columns have the same requests and seed."
         )
+    error = max(column.summary.percentile_error for column in columns)
+    if error:
+        found.append(f"Long runs are summed up on the way: percentiles are within {error:.2%}, means are exact.")
     growing = [column.name for column in columns if still_growing([column.summary.backlog_by_tenth])]
     if growing:
         found.append(not_steady(growing))

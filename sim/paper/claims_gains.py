@@ -23,6 +23,7 @@ from minedraft.sim.paper.verdict import PERCENT, Basis, Line, Verdict, explained
 from minedraft.theory.fairness import per_device_gain
 
 HEADS: Final = ("S6", "S7")
+CLAIM_OF: Final = {"S5": "E6", "S6": "E7", "S7": "E7"}
 
 
 def lines(bench: Bench, table: GainTable, calibration: Calibration) -> list[Line]:
@@ -182,7 +183,8 @@ def _per_gpu(table: GainTable) -> list[Line]:
         span = min(published), max(published)
         for dataset, cell in table.of(name).items():
             what = f"{name} {dataset}: throughput Delta per GPU"
-            found.append(within("E15", what, span, _per_gpu_gain(cell.delta), 5.0, _basis(dataset), PERCENT))
+            line = within("E15", what, span, _per_gpu_gain(cell.delta), 5.0, _basis(dataset), PERCENT)
+            found.append(explained(line, f"the same gain as in {CLAIM_OF.get(name, 'E2')}, per GPU; see there"))
     return found
 
 

@@ -132,11 +132,10 @@ def simulate(
 
     Without anything it simulates the setting of the MineDraft paper. `minedraft config` prints a file to start from.
     """
-    from minedraft.commands.drive import Recordings
     from minedraft.commands.simulate import simulate_command
 
     overrides = [*_overrides(mode, policy, workload, num_requests, seed, set_), *_limits(goodput)]
-    simulate_command(config, overrides, json, Recordings(journal, trace), detailed)
+    simulate_command(config, overrides, json, _recordings(journal, trace), detailed)
 
 
 def _overrides(
@@ -159,6 +158,16 @@ def _overrides(
         found.append(Override("seed", seed, f"--seed {seed}"))
     found += [policy_override(text) for text in policies]
     return found + [_assignment(text) for text in settings]
+
+
+def _recordings(journal: str | None, trace: str | None) -> Any:
+    """The `Recordings`; stdout has the table or the JSON, and nothing else can go there."""
+    from minedraft.commands.drive import Recordings
+
+    for option, path in (("--journal", journal), ("--trace", trace)):
+        if path == "-":
+            raise CommandError(f"{option} -: can't go to stdout; name a file")
+    return Recordings(journal, trace)
 
 
 def policy_override(text: str) -> Override:
@@ -338,9 +347,10 @@ def run(
 ) -> None:
     """Generate text with a real target and drafter, each on its own device: with PyTorch alone, or in vLLM's engine."""
     from minedraft.commands import torch_run, vllm_run
-    from minedraft.commands.drive import Recordings
+    from minedraft.commands.outputs import NamedPath, check_outputs, files_read
     from minedraft.commands.torch_run import Prompt, read_prompts
     from minedraft.commands.vllm_extra import nested
+    from minedraft.config import read_tree
 
     if backend not in ("torch", "vllm"):
         raise CommandError(f"--backend {backend}: unknown; use torch or vllm")
@@ -348,6 +358,9 @@ def run(
         raise CommandError(f"--{'engine' if engine_arg else 'draft'}-arg: only with --backend vllm; remove it")
     if backend == "vllm" and acceptance != "rejection":
         raise CommandError(f"--acceptance {acceptance}: vLLM verifies by rejection sampling only; remove it")
+    read = [] if prompts is None else [NamedPath("--prompts", prompts)]
+    outputs = {"--json": json, "--journal": journal, "--trace": trace}
+    check_outputs(outputs, [*files_read(config, read_tree(config)), *read])
     texts = [Prompt(text) for text in prompt] + ([] if prompts is None else read_prompts(prompts))
     if not texts:
         raise CommandError("nothing to generate; give --prompt TEXT or --prompts FILE")
@@ -361,7 +374,7 @@ def run(
         "top_p": top_p,
         "seed": seed,
     }
-    recordings = Recordings(journal, trace)
+    recordings = _recordings(journal, trace)
     devices = (target_device, draft_device)
     if backend == "vllm":
         arguments = nested(engine_arg, "--engine-arg"), nested(draft_arg, "--draft-arg")

@@ -55,6 +55,10 @@ from minedraft.scheduler_config import SchedulerConfig
 __all__ = ["ConfigError", "RunConfig", "build_policies", "load_config", "named_variants", "parse_config", "read_tree"]
 
 PEARL_MODES: Final = ("pearl", "pearl-minedraft")
+SET_BY_GPUS: Final = {
+    "scheduler": ("num_target_blocks", "num_draft_blocks"),
+    "devices": ("num_target_devices", "num_draft_devices"),
+}
 
 # --- the run
 
@@ -81,6 +85,11 @@ class RunConfig(Table):
         if self.drafting.on_host:
             return False
         return self.mode == "sd" if self.devices.colocated is None else self.devices.colocated
+
+    @property
+    def closed_loop(self) -> bool:
+        """Whether a fixed number of clients wait for their answers, so that no backlog can grow."""
+        return self.workload.max_concurrency is not None
 
     @property
     def core_mode(self) -> str:
@@ -137,9 +146,12 @@ class RunConfig(Table):
 
     def policy_specs(self) -> dict[str, dict[str, Any]]:
         """By slot, the name of the policy and its options in one table: what a journal's header needs."""
-        defaults: dict[str, str | dict[str, Any]] = {**DEFAULT_NAMES, "mode": {"name": "fixed", "mode": self.core_mode}}
+        defaults: dict[str, str | dict[str, Any]] = {**DEFAULT_NAMES}
         given = {slot: spec for slot, spec in self.policies.arguments().items() if spec is not None}
-        return {slot: _spec_table(slot, spec) for slot, spec in (defaults | given).items()}
+        specs = {slot: _spec_table(slot, spec) for slot, spec in (defaults | given).items()}
+        if specs["mode"]["name"] == "fixed":  # which is psd by itself
+            specs["mode"] = {"name": "fixed", "mode": self.core_mode, **specs["mode"]}
+        return specs
 
     def build_policies(self) -> Policies:
         """Fresh policies; make new ones for each run, since a policy may remember."""
@@ -244,6 +256,7 @@ class RunConfig(Table):
         self.build_policies()
         if not world:
             return
+        self._check_device_counts()
         self.build_cost()
         self.build_traffic()
         self.drafting.build_num_drafted(self.seed)
@@ -251,6 +264,20 @@ class RunConfig(Table):
         self.build_workload()
         self.build_faults()
         self._check_requests_fit(scheduler)
+
+    def _check_device_counts(self) -> None:
+        """Refuse a count of devices that isn't what the cost model prices: figures per device would be wrong."""
+        if not isinstance(self.cost, GpuCostTable):
+            return
+        for group, num_priced in (("target", self.cost.num_target_devices), ("draft", self.cost.num_draft_devices)):
+            name = f"num_{group}_devices"
+            given = getattr(self.devices, name)
+            if name in self.devices.model_fields_set and num_priced and given != num_priced:
+                raise FieldError(
+                    f"devices.{name}",
+                    f"is {given}, but cost.{group}.tp is {num_priced}, which is what the cost model prices; "
+                    f"remove {name}, or set cost.{group}.tp = {given}",
+                )
 
     def _check_requests_fit(self, scheduler: SchedulerConfig) -> None:
         longest = self.workload.longest_request
@@ -275,7 +302,12 @@ class RunConfig(Table):
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON; `parse_config` takes it back."""
-        return self.model_dump(mode="json")
+        tree = self.model_dump(mode="json")
+        if isinstance(self.cost, GpuCostTable):  # what follows from the GPUs must not come back as given
+            for section, names in SET_BY_GPUS.items():
+                given = getattr(self, section).model_fields_set
+                tree[section] = {key: item for key, item in tree[section].items() if key in given or key not in names}
+        return tree
 
 
 def _spec_table(slot: str, spec: str | dict[str, Any]) -> dict[str, Any]:

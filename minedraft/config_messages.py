@@ -130,10 +130,10 @@ def _text(error: Mapping[str, Any], place: _Place, root: Any) -> str:
         case "greater_than_equal":
             return f"is {value}, must be {_a_number(place.name)}>= {context['ge']:g}"
         case "less_than_equal":
-            return (
-                f"is {value}, must be {_a_number(place.name)}<= {context['le']:g}; "
-                f"times are in seconds: if milliseconds were meant, write {value / 1000:g}"
-            )
+            text = f"is {value}, must be {_a_number(place.name)}<= {context['le']:g}"
+            if not place.name.endswith("_s"):
+                return text
+            return f"{text}; times are in seconds: if milliseconds were meant, write {value / 1000:g}"
         case "finite_number":
             return f"is {value}, must be a finite number"
     return f"is {value!r}, must be {_wanted(error['type'], place.name)}"

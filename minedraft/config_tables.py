@@ -71,7 +71,7 @@ class DevicesTable(Table):
     num_draft_devices: int = Field(default=1, ge=1)
     colocated: bool | None = None
     round_overhead_s: StepSeconds = 0.0
-    num_replicas: int = Field(default=1, ge=1)
+    num_replicas: int = Field(default=1, ge=1, le=1024)
     router: Literal["round-robin", "least-requests"] = "round-robin"
 
 

@@ -9,6 +9,8 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from minedraft.config_shorthands import as_table
+
 
 class Override(NamedTuple):
     """A value that is set on top of a configuration.
@@ -24,28 +26,48 @@ class Override(NamedTuple):
     origin: str
 
 
-def put(tree: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """A copy of the tree in which a dotted key has a value."""
+def put(tree: Mapping[str, Any], key: str, value: Any, at: str = "") -> dict[str, Any]:
+    """A copy of the tree in which a dotted key has a value.
+
+    What is short for a table (`link = "pcie4-x16"`) becomes one if the key goes into it.
+
+    Args:
+        tree: stays as it is.
+        key: dotted.
+        value: of the key.
+        at: dotted place of the tree itself, with a dot at its end; empty for the whole.
+    """
     head, _, rest = key.partition(".")
-    below = tree.get(head)
     if not rest:
         return {**tree, head: value}
-    return {**tree, head: put(below if isinstance(below, Mapping) else {}, rest, value)}
+    place = f"{at}{head}"
+    below = _table_at(place, tree.get(head), {rest: value})
+    return {**tree, head: put(below, rest, value, f"{place}.")}
 
 
-def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def merged(tree: Mapping[str, Any], changes: Mapping[str, Any], at: str = "") -> dict[str, Any]:
     """A copy of the tree with changes; tables are merged, other values replaced.
 
-    A table whose `kind` or `name` changes is replaced too: what was said of another kind doesn't count.
+    A table whose `kind` or `name` changes is replaced too: what was said of another kind doesn't count. What is short
+    for a table is one where a table is merged into it. `at` is as in `put`.
     """
     result = dict(tree)
     for key, value in changes.items():
-        below = result.get(key)
-        if isinstance(below, Mapping) and isinstance(value, Mapping) and not _another_kind(below, value):
-            result[key] = merged(below, value)
+        if isinstance(value, Mapping) and key in result:
+            place = f"{at}{key}"
+            below = _table_at(place, result[key], value)
+            result[key] = value if _another_kind(below, value) else merged(below, value, f"{place}.")
         else:
             result[key] = value
     return result
+
+
+def _table_at(place: str, value: Any, changes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What stands at a place, as a table; one written short gives way to another kind of it altogether."""
+    if isinstance(value, Mapping):
+        return value
+    short = {} if value is None else as_table(place, value)
+    return {} if _another_kind(short, changes) else short
 
 
 def _another_kind(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:

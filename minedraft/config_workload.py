@@ -286,14 +286,28 @@ class TraceWorkloadTable(Table):
         return Trace(self.path, self.format or guess_trace_format(Path(self.path)), options)
 
 
+_MOST_OF_A_LINE: Final = 1 << 20  # of a file that has no lines
+
+
 def guess_trace_format(path: Path) -> str:
-    """The trace format that a file seems to have, by its ending and, for JSON lines, its first line."""
+    """The trace format that a file seems to have, by its ending and, for JSON lines, its first line.
+
+    Raises:
+        FieldError: it has none of the known endings, and does not begin like JSON lines.
+    """
     if path.suffix == ".csv":
         return "azure"
     if path.suffix == ".json":
         return "sharegpt"
     with path.open("rb") as file:
-        return "mooncake" if b'"input_length"' in file.readline() else "jsonl"
+        first = file.readline(_MOST_OF_A_LINE)
+    if path.suffix != ".jsonl" and not first.lstrip().startswith(b"{"):
+        raise FieldError(
+            "workload.format",
+            f"is missing, and {str(path)!r} is no trace by its name: known are .csv (Azure), .json (ShareGPT) and "
+            ".jsonl (Mooncake or plain); check the path, or say which format it has",
+        )
+    return "mooncake" if b'"input_length"' in first else "jsonl"
 
 
 Workload = Annotated[

@@ -359,6 +359,7 @@ def _plan_prefills(batch: Batch, prefills: list[SequenceState], entries: _Entrie
 def _make_work(state: SchedulerState, batch: Batch, work_id: int, entries: _Entries) -> DraftInFlight:
     seqs, columns = entries.seqs, batch.columns
     num_steady = len(columns.seqs)
+    columns.note_round()
     if num_steady:
         columns.start_drafting(work_id)
     others = seqs[num_steady:]
@@ -389,12 +390,13 @@ def apply_draft(state: SchedulerState, in_flight: DraftInFlight, result: DraftRe
     drafted, probs = result.num_drafted, result.probs
     if len(drafted) != len(seqs) or (probs is not None and len(probs) != len(seqs)):
         raise WorldError(f"draft work {work.work_id} has {len(seqs)} entries, its result {len(drafted)}")
+    if probs is not None and state.has_steady_rounds:
+        state.has_steady_rounds = False  # each request's own have to be kept
+        state.settle()
     columns = state.batches.batches[work.batch].columns
     first = 0
     if columns.seqs and columns.work_id == work.work_id:
-        if probs is not None:
-            state.has_steady_rounds = False  # each request's own have to be kept
-        if probs is None and drafted == work.num_draft:
+        if drafted == work.num_draft:
             first = len(columns.seqs)
             columns.take_drafts()
             if first == len(seqs):

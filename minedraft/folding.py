@@ -83,6 +83,7 @@ class Folded:
             total_input_tokens=self._tokens_in,
             total_output_tokens=self._tokens_out,
             start_s=start_s,
+            last_arrival_s=max(start_s, self._backlog.last_s),
             stop_s=stop_s,
             makespan=self._last_completed_s - start_s if num_completed else 0.0,
             max_concurrent=self._present.most(),
@@ -170,6 +171,9 @@ class _Backlog:
 
     Blocks are of one length, which doubles when there are too many of them. A tenth that begins or ends within a block
     gets its share of it.
+
+    Attributes:
+        last_s: last arrival; -inf before any.
     """
 
     def __init__(self) -> None:
@@ -177,7 +181,7 @@ class _Backlog:
         self._num_gone = 0
         self._num_open = 0  # of those that arrived; they are told again
         self._first_s = math.inf
-        self._last_s = -math.inf
+        self.last_s = -math.inf
         self._block_len = 1
         self._sums = np.zeros(0)  # of whole blocks
         self._rest = np.zeros(0)  # fewer than a block
@@ -192,7 +196,7 @@ class _Backlog:
         self._num_open = int(is_open.sum())
         self._num_gone += len(is_open) - self._num_open
         self._first_s = float(new_s.min(initial=self._first_s))
-        self._last_s = float(new_s.max(initial=self._last_s))
+        self.last_s = float(new_s.max(initial=self.last_s))
 
     def _append(self, values: Floats) -> None:
         values = np.concatenate([self._rest, values])
@@ -209,7 +213,7 @@ class _Backlog:
     def by_tenth(self) -> tuple[float, ...]:
         """See `backlog_by_tenth`."""
         number = self._num_arrived
-        if number < NUM_PARTS or self._first_s == self._last_s:
+        if number < NUM_PARTS or self._first_s == self.last_s:
             return ()
         places = np.append(np.arange(len(self._sums) + 1) * self._block_len, number)
         sums = np.concatenate([[0.0], self._sums, [self._rest.sum()]]).cumsum()

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from minedraft.codec import FIELDS, Asked, Pooled, Record, decode, encode
 from minedraft.recorder import Recorder, Sink
+from minedraft.whole_writes import write_whole
 from minedraft.work import DraftWork, Event, VerifyWork, Work
 
 __all__ = [
@@ -74,7 +75,11 @@ class JournalWriter:
         head = {"format": FORMAT, "version": FORMAT_VERSION, "fields": FIELDS, **asdict(header)}
         text = json.dumps(head, sort_keys=True, separators=(",", ":"))
         self._file = Path(path).open("wb", buffering=0)  # noqa: SIM115 (closed by close)
-        self._put(text)
+        try:
+            self._put(text)
+        except OSError:
+            self._file.close()
+            raise
 
     def on_start(self, now_s: float) -> None:
         """See `Sink`."""
@@ -99,13 +104,13 @@ class JournalWriter:
     def close(self) -> None:
         """See `Sink`. Writes a last line by which a reader knows that the journal is whole."""
         if not self._file.closed:
-            self._put('["end"]')
-            self._file.close()
+            try:
+                self._put('["end"]')
+            finally:
+                self._file.close()
 
     def _put(self, line: str) -> None:
-        rest = f"{line}\n".encode("ascii")
-        while (written := self._file.write(rest)) < len(rest):  # a disk that is nearly full: the next try says so
-            rest = rest[written:]
+        write_whole(self._file, f"{line}\n".encode("ascii"))
 
 
 class Journal:

@@ -38,7 +38,8 @@ from minedraft.work import (
     WorkFailed,
 )
 
-FLUSH_ROWS: Final = 16_384  # 1 MB of lists; enough to spread numpy's fixed costs over
+# 1 MB of lists, which spreads numpy's fixed costs. Not Final, since tests change it in compiled builds too.
+FLUSH_ROWS = 16_384
 
 
 class Kept(NamedTuple):

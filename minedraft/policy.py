@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import importlib
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
@@ -280,6 +281,16 @@ _METHODS: Final = {
 }
 
 
+# What an option may be annotated with to be checked, and what to call it.
+_PLAIN_TYPES: Final = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text",
+    "None": "left out",
+}
+
+
 def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
     """Split `NAME,key=value,...` into the name and its options.
 
@@ -327,6 +338,7 @@ def load_policy(slot: str, spec: str, options: Mapping[str, Any] | None = None) 
     name, arguments = parse_spec(spec)
     arguments.update(options or {})
     factory = _find(slot, name)
+    _check_options(f"policy {slot}={name}", factory, arguments)
     try:
         policy = factory(**arguments)
     except (TypeError, ValueError) as error:
@@ -336,6 +348,29 @@ def load_policy(slot: str, spec: str, options: Mapping[str, Any] | None = None) 
     if not callable(getattr(policy, _METHODS[slot], None)):
         raise ValueError(f"policy {slot}={name}: {type(policy).__name__} has no method {_METHODS[slot]!r}")
     return policy
+
+
+def _check_options(origin: str, factory: Any, arguments: Mapping[str, Any]) -> None:
+    """Say of options in the user's words what Python would say in its own; what a signature can't tell is let pass."""
+    try:
+        parameters = inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # no Python function, and so without a signature
+        return
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    for key in arguments:
+        if key not in parameters:
+            known = f"its options are {', '.join(parameters)}" if parameters else "it has none"
+            raise ValueError(f"{origin}: no option {key!r}; {known}")
+    for key, value in arguments.items():
+        wanted = str(parameters[key].annotation).split(" | ")
+        if all(part in _PLAIN_TYPES for part in wanted) and type(value).__name__ not in _accepted(wanted):
+            raise ValueError(f"{origin}: {key} is {value!r}, must be {' or '.join(_PLAIN_TYPES[w] for w in wanted)}")
+
+
+def _accepted(wanted: Sequence[str]) -> set[str]:
+    names = {"NoneType" if name == "None" else name for name in wanted}
+    return names | {"int"} if "float" in names else names
 
 
 def _find(slot: str, name: str) -> Any:

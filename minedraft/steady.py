@@ -182,11 +182,13 @@ class Columns:
             self.k = k
 
     def may_admit(self, num_members: int) -> bool:
-        """Whether newcomers are taken in this round, with so many members in the batch; to be asked once in each."""
+        """Whether newcomers are taken in this round, with so many members in the batch."""
+        return not self._rest and self.k > 0 and num_members >= self.least_members
+
+    def note_round(self) -> None:
+        """A draft work for the batch begins, whoever is in it."""
         if self._rest:
             self._rest -= 1
-            return False
-        return self.k > 0 and num_members >= self.least_members
 
     def fits(self, seq: SequenceState) -> bool:
         """Whether the next rounds of a running sequence are steady ones, as far as it alone can tell."""

@@ -72,6 +72,7 @@ class Summary:
         empty_batch_share: verify works that saw another sub-batch empty when they were submitted, as a share of all;
             0 with one sub-batch. Near 1 psd is sd.
         backlog_by_tenth: see `minedraft.steady_state.backlog_by_tenth`; it keeps rising under overload.
+        arrival_span: from the first arrival to the last, in seconds.
         zero_draft_causes: entries without drafts by cause (`ZeroDraft`, lower case).
         num_preemptions: times that a request was given to the target in a new stay in the running set. A
             preempted request that never runs again isn't seen.
@@ -130,6 +131,7 @@ class Summary:
     mean_imbalance: float
     empty_batch_share: float
     backlog_by_tenth: tuple[float, ...]
+    arrival_span: float
     zero_draft_causes: Mapping[str, int]
     num_preemptions: int
     num_failed_works: int
@@ -146,6 +148,16 @@ class Summary:
     output_throughput_per_device: float
     total_token_throughput_per_device: float
     percentile_error: float = 0.0
+
+    @property
+    def filling_share(self) -> float:
+        """One mean service time as a share of `arrival_span`: while an empty system fills up."""
+        return _ratio(self.service.mean / 1000.0, self.arrival_span)
+
+    @property
+    def waiting_share(self) -> float:
+        """Mean time from arrival to service, as a share of the mean service time."""
+        return _ratio(self.queue.mean, self.service.mean)
 
     def to_dict(self) -> dict[str, Any]:
         """Flat and ready for JSON: `ttft` becomes `mean_ttft_ms`, `p99_ttft_ms` and so on."""
@@ -222,6 +234,7 @@ def summarize(
         mean_imbalance=sizes.mean_imbalance,
         empty_batch_share=sizes.empty_share,
         backlog_by_tenth=total.backlog_by_tenth,
+        arrival_span=total.last_arrival_s - total.start_s,
         zero_draft_causes={
             cause.name.lower(): run.zero_draft[cause] for cause in ZeroDraft if cause is not ZeroDraft.NONE
         },

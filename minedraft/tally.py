@@ -29,6 +29,7 @@ class Tally:
         total_input_tokens: prompt tokens of completed requests.
         total_output_tokens: their committed tokens.
         start_s: first arrival.
+        last_arrival_s: last arrival.
         stop_s: end of the last request, or the last event if some request has not ended.
         makespan: see `Summary`.
         max_concurrent: see `Summary.max_concurrent_requests`.
@@ -50,6 +51,7 @@ class Tally:
     total_input_tokens: int
     total_output_tokens: int
     start_s: float
+    last_arrival_s: float
     stop_s: float
     makespan: float
     max_concurrent: int
@@ -78,6 +80,7 @@ def tally(run: RunData, slo: Slo | None = None) -> Tally:
         total_input_tokens=int(run.prompt_len[done].sum()),
         total_output_tokens=int(run.output_len[done].sum()),
         start_s=start_s,
+        last_arrival_s=float(run.arrival_s.max(initial=start_s)),
         stop_s=stop_s,
         makespan=float(run.end_s[done].max() - start_s) if done.any() else 0.0,
         max_concurrent=_max_concurrent(run.arrival_s[done], run.end_s[done]),

@@ -13,6 +13,7 @@ import json
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from minedraft.whole_writes import write_whole
 from minedraft.work import (
     DrafterLost,
     DrafterReady,
@@ -52,7 +53,8 @@ class TraceWriter:
     Args:
         path: the file, overwritten.
         show_requests: also mark arrivals and aborts.
-        num_targets: lanes of targets, where several share the drafter.
+        num_targets: lanes of targets, where there are several.
+        shares_drafter: all of them have one drafter; else each has a lane for its own.
         num_batches: of each target: batch b belongs to target b // num_batches.
 
     Raises:
@@ -60,10 +62,17 @@ class TraceWriter:
     """
 
     def __init__(
-        self, path: str | Path, *, show_requests: bool = False, num_targets: int = 1, num_batches: int = 1
+        self,
+        path: str | Path,
+        *,
+        show_requests: bool = False,
+        num_targets: int = 1,
+        num_batches: int = 1,
+        shares_drafter: bool = True,
     ) -> None:
         self._show_requests = show_requests
         self._num_targets = num_targets
+        self._num_drafters = 1 if shares_drafter else num_targets
         self._num_batches = num_batches
         self._file = Path(path).open("wb", buffering=0)  # noqa: SIM115 (closed by close)
         self._pending: list[str] = []
@@ -94,8 +103,9 @@ class TraceWriter:
             since_s = self._drafted_since_s.pop(batch, now_s)
             if since_s < now_s:
                 self._put_slice("drafted", BATCHES, batch, since_s, now_s)
-            if work.batch_sizes != self._sizes:
-                self._put_sizes(now_s, work.batch_sizes)
+            sizes = work.batch_sizes if self._num_targets == 1 else self._sizes_of_all(work)
+            if sizes != self._sizes:
+                self._put_sizes(now_s, sizes)
             number = self._rounds[batch]
         else:
             self._drafted_since_s.pop(batch, None)
@@ -125,15 +135,17 @@ class TraceWriter:
         """See `Sink`. Ends the array."""
         if not self._file.closed:
             self._pending.append("\n]\n")
-            self._write()
-            self._file.close()
+            try:
+                self._write()
+            finally:
+                self._file.close()
 
     def _put_done(self, now_s: float, event: WorkDone) -> None:
         entry = self._in_flight.pop(event.work_id, None)
         if entry is None:  # a drafter that was lost before
             return
         work, number, submitted_s = entry
-        lane = DRAFTER_LANE
+        lane = self._drafter_lane(work)
         args = f'"work":{work.work_id},"requests":{len(work.request_ids)},"new_tokens":{sum(work.num_new)}'
         if isinstance(event.result, VerifyResult):
             lane = self._target_lane(work)
@@ -153,7 +165,7 @@ class TraceWriter:
         work, number, submitted_s = entry
         lane = self._target_lane(work)
         if isinstance(work, DraftWork):
-            lane = DRAFTER_LANE
+            lane = self._drafter_lane(work)
             self._drafted_since_s[work.batch] = now_s  # it goes on without drafts
         args = f'"work":{work_id},"requests":{len(work.request_ids)}'
         self._put_slice(f"{_title(work, number)} (failed)", DEVICES, lane, submitted_s, now_s, args)
@@ -165,6 +177,13 @@ class TraceWriter:
         else:
             self._put_instant("abort", now_s, event.request_id)
 
+    def _sizes_of_all(self, work: VerifyWork) -> tuple[int, ...]:
+        """Sizes of all targets' batches, those of other targets as of their last verification."""
+        sizes = list(self._sizes) or [0] * (self._num_targets * self._num_batches)
+        first = work.batch // self._num_batches * self._num_batches
+        sizes[first : first + self._num_batches] = work.batch_sizes
+        return tuple(sizes)
+
     def _put_sizes(self, now_s: float, sizes: tuple[int, ...]) -> None:
         self._sizes = sizes
         ts = self._us(now_s)
@@ -173,8 +192,8 @@ class TraceWriter:
         self._put(f'"ph":"C","name":"requests per batch","pid":{BATCHES},"ts":{ts},"args":{{{args}}}')
 
     def _put_slice(self, name: str, process: int, lane: int, start_s: float, end_s: float, args: str = "") -> None:
-        ts = self._us(start_s)
-        duration = f"{(end_s - start_s) * 1e6:.3f}"
+        start_ns, end_ns = self._ns(start_s), self._ns(end_s)
+        ts, duration = _us_text(start_ns), _us_text(end_ns - start_ns)  # so that a slice ends where the next begins
         self._put(f'"ph":"X","name":"{name}","pid":{process},"tid":{lane},"ts":{ts},"dur":{duration},"args":{{{args}}}')
 
     def _put_instant(self, name: str, now_s: float, detail: str) -> None:
@@ -184,9 +203,12 @@ class TraceWriter:
     def _name_lanes(self) -> None:
         self._put_lane("process_name", DEVICES, 0, "device groups")
         self._put_lane("thread_name", DEVICES, TARGET_LANE, "target" if self._num_targets == 1 else "target 0")
-        self._put_lane("thread_name", DEVICES, DRAFTER_LANE, "drafter")
+        self._put_lane("thread_name", DEVICES, DRAFTER_LANE, "drafter" if self._num_drafters == 1 else "drafter 0")
         for number in range(1, self._num_targets):
             self._put_lane("thread_name", DEVICES, DRAFTER_LANE + number, f"target {number}")
+        for number in range(1, self._num_drafters):
+            lane = DRAFTER_LANE + self._num_targets - 1 + number
+            self._put_lane("thread_name", DEVICES, lane, f"drafter {number}")
         self._put_lane("process_name", BATCHES, 0, "sub-batches")
 
     def _put_lane(self, what: str, process: int, lane: int, name: str) -> None:
@@ -197,9 +219,18 @@ class TraceWriter:
         number = 0 if self._num_targets == 1 else work.batch // self._num_batches
         return DRAFTER_LANE + number if number else TARGET_LANE
 
+    def _drafter_lane(self, work: Work) -> int:
+        """The lanes of other drafters, if there are any, lie below those of the targets."""
+        number = 0 if self._num_drafters == 1 else work.batch // self._num_batches
+        return DRAFTER_LANE + self._num_targets - 1 + number if number else DRAFTER_LANE
+
     def _us(self, time_s: float) -> str:
         """Microseconds since the start, to the nanosecond."""
-        return f"{(time_s - self._start_s) * 1e6:.3f}"
+        return _us_text(self._ns(time_s))
+
+    def _ns(self, time_s: float) -> int:
+        """Whole nanoseconds since the start."""
+        return round((time_s - self._start_s) * 1e9)
 
     def _put(self, fields: str) -> None:
         """Add an event; they are written in blocks of whole ones, so that a killed run leaves no half one."""
@@ -211,9 +242,14 @@ class TraceWriter:
             self._write()
 
     def _write(self) -> None:
-        self._file.write("".join(self._pending).encode("ascii"))
+        write_whole(self._file, "".join(self._pending).encode("ascii"))
         self._pending.clear()
         self._num_pending_bytes = 0
+
+
+def _us_text(time_ns: int) -> str:
+    """Nanoseconds as microseconds, to the last digit (for 50 days)."""
+    return f"{time_ns / 1000:.3f}"
 
 
 def batch_name(index: int) -> str:

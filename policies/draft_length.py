@@ -43,14 +43,14 @@ class ByBatchSize:
     """
 
     def __init__(self, table: str | Sequence[Sequence[int]] = ((8, 5), (16, 4), (32, 3), (64, 1))) -> None:
-        if isinstance(table, str | int):  # an option such as table=8 is read as a number
+        if isinstance(table, str | int | float):  # an option such as table=8 is read as a number
             try:
                 table = [[int(part) for part in row.split(":")] for row in str(table).split("/")]
             except ValueError:
                 raise ValueError(f"table is {table!r}: write it as size:k/size:k, for example 8:5/16:3") from None
-        rows = [tuple(row) for row in table]
-        if not rows or any(len(row) != 2 for row in rows):
-            raise ValueError(f"table is {table!r}: every row needs a size and a k")
+        rows = [tuple(row) if isinstance(row, Sequence) else (row,) for row in table]
+        if not rows or any(len(row) != 2 or not all(isinstance(part, int) for part in row) for row in rows):
+            raise ValueError(f"table is {table!r}: every row needs a size and a k, both whole numbers")
         previous = 0
         for size, k in rows:
             if size <= previous:

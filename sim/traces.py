@@ -102,12 +102,22 @@ class Trace:
             requests = _requests(rows, Path(self.path), options)
             if options.arrivals is not None:
                 requests = with_arrivals(requests, options.arrivals, options.seed)
+            first = next(requests, None)
+            if first is None:
+                raise TraceError(f"{self.path}: no requests; {self._missing()}")
+            yield first
             yield from requests
         except OSError as error:
             raise TraceError(f"{self.path}: {error.strerror}; check the path") from error
         except UnicodeDecodeError as error:
             problem = f"not UTF-8 at byte {error.start} of a block"
             raise TraceError(f"{self.path}: {problem}; convert the file to UTF-8") from error
+
+    def _missing(self) -> str:
+        """What to do about a trace without requests."""
+        if self.options.max_requests == 0:
+            return "max_requests is 0: raise it"
+        return f"the format {self.format!r} needs {_LEAST[self.format]}: is the file whole?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,6 +386,13 @@ def _array_items(path: Path) -> Iterator[tuple[int, Any]]:
                 _fail(path, scanner.line, f"{follower!r} between items", "separate the items with commas")
         _fail(path, scanner.line, "the array has no end", "the file seems cut off; fetch it again")
 
+
+_LEAST: Final = {
+    "azure": "at least one line below the header",
+    "mooncake": "at least one line",
+    "sharegpt": "at least one conversation in which an answer follows a prompt",
+    "jsonl": "at least one line",
+}
 
 TRACE_FORMATS: Final[Mapping[str, Callable[[Path, TraceOptions], Iterator[_Row]]]] = {
     "azure": _azure_rows,

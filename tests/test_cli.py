@@ -83,7 +83,7 @@ def test_simulate_prints_a_table(cli: Any) -> None:
     ):
         assert text in ran.out
     assert re.search(r"Successful requests +│ +12 ", ran.out)
-    assert "psd 5 devices and up to 32 requests in flight" in " ".join(ran.out.split())
+    assert "psd 4 + 1 devices and up to 32 requests in flight" in " ".join(ran.out.split())
 
 
 def test_simulate_writes_json_journal_and_trace(cli: Any, tmp_path: Path) -> None:
@@ -216,6 +216,21 @@ def test_a_killed_runs_journal_replays(cli: Any, tmp_path: Path) -> None:
     assert "the journal has no end" in ran.out
 
 
+def test_a_journal_cut_off_before_its_first_decision_proves_nothing(cli: Any, tmp_path: Path) -> None:
+    cli("simulate", *SMALL, "--journal", "a.jsonl")
+    lines = (tmp_path / "a.jsonl").read_bytes().splitlines(keepends=True)
+    first = next(i for i, line in enumerate(lines) if line.startswith(b'["verify"'))
+    for kept in range(1, first + 3):
+        (tmp_path / "a.jsonl").write_bytes(b"".join(lines[:kept]))
+        ran = cli("replay", "a.jsonl")
+        if kept <= first:
+            assert (ran.code, ran.out) == (1, "")
+            assert re.search(r"a.jsonl: nothing to compare: 0 decisions over \d+ events, .* no end", ran.err)
+        else:
+            assert ran.code == 0
+            assert ran.out.startswith("identical: 1 decision")
+
+
 @pytest.mark.parametrize(
     ("text", "part"),
     [
@@ -269,6 +284,11 @@ def test_a_missing_journal_is_refused(cli: Any) -> None:
         (["--set", "mode"], "write it as dotted.key=value"),
         (["--json", "no/folder/a.json"], "no such folder"),
         (["--journal", "no/folder/a.jsonl"], "No such file or directory"),
+        (["--journal", "-"], "--journal -: can't go to stdout; name a file"),
+        (["--trace", "-"], "--trace -: can't go to stdout; name a file"),
+        (["--set", "devices.num_replicas=5000"], "devices.num_replicas: is 5000, must be <= 1024"),
+        (["--policy", "draft_length=fixed,k=abc"], "k is 'abc', must be a whole number or left out"),
+        (["--policy", "draft_length=fixed,zz=1"], "no option 'zz'; its options are k"),
         (["--seed", "x"], "--seed"),
         (["--sed", "1"], "No such option: --sed"),
         (["no.toml"], "no.toml: No such file"),
@@ -278,6 +298,21 @@ def test_bad_input_is_one_line_and_exit_code_2(cli: Any, arguments: Sequence[str
     ran = cli("simulate", *arguments)
     assert part in refused(ran)
     assert ran.out == ""
+
+
+@pytest.mark.parametrize("mode", ["ar", "sd", "psd", "pearl"])
+def test_a_fixed_mode_policy_runs_in_every_mode(cli: Any, mode: str) -> None:
+    plain = cli("simulate", *SMALL, "--mode", mode)
+    ran = cli("simulate", *SMALL, "--mode", mode, "--policy", "mode=fixed")
+    assert (ran.code, ran.err, ran.out) == (0, "", plain.out)
+
+
+def test_a_star_names_the_journals_that_it_wrote(cli: Any, tmp_path: Path) -> None:
+    ran = cli("simulate", *SMALL, "--set", "devices.num_replicas=3", "--journal", "run.jsonl", "--json", "-")
+    assert ran.code == 0
+    assert json.loads(ran.out)["completed"] == 12
+    assert ran.err == "one journal per target: run.0.jsonl to run.2.jsonl\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"run.{i}.jsonl" for i in range(3)]
 
 
 def test_an_unknown_key_in_a_file_names_the_file(cli: Any, tmp_path: Path) -> None:
@@ -299,6 +334,19 @@ def test_a_trace_line_that_does_not_parse_is_named(cli: Any, tmp_path: Path, num
         assert figures["completed"] > 0
         assert figures["error"].startswith("t.jsonl:31: not JSON")
         assert "stopped early" in ran.out
+
+
+@pytest.mark.parametrize("command", [("simulate",), ("compare",), ("compare", "--seeds", "2")])
+@pytest.mark.parametrize(
+    ("name", "text"), [("t.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n"), ("t.jsonl", ""), ("t.json", "[]")]
+)
+def test_a_trace_without_requests_is_one_line(
+    cli: Any, tmp_path: Path, command: Sequence[str], name: str, text: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    ran = cli(*command, "--workload", name)
+    assert refused(ran).startswith(f"{name}: no requests; ")
+    assert ran.out == ""
 
 
 def test_an_id_that_is_there_twice_is_named(cli: Any, tmp_path: Path) -> None:
@@ -619,6 +667,11 @@ def test_a_policy_may_lie_in_the_users_folder(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
 
 
+def hear_ctrl_c() -> None:
+    """In a child: a shell that starts tests in the background has them ignore the signal, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.slow
 def test_ctrl_c_leaves_whole_files(tmp_path: Path) -> None:
     journal, figures = tmp_path / "a.jsonl", tmp_path / "a.json"
@@ -630,6 +683,7 @@ def test_ctrl_c_leaves_whole_files(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=hear_ctrl_c,
     )
     deadline = time.monotonic() + 60
     while not (journal.exists() and journal.stat().st_size > 1 << 20) and time.monotonic() < deadline:

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -174,7 +175,7 @@ def test_a_sweep_compares_at_equal_load_and_marks_overload(sweep: list[Repeated]
     assert re.search(r"\* Not in steady state: ar \([\d, ]*64\), sd \([\d, ]*64\), psd \([\d, ]*64\)\. ", told)
     assert "The pairs were worth" in told
     assert "A P99 over 100 requests" in told
-    assert "psd 5 devices and up to 32 requests in flight" in told
+    assert "psd 4 + 1 devices and up to 32 requests in flight" in told
 
 
 def test_attainment_and_goodput_over_load(sweep: list[Repeated]) -> None:
@@ -277,6 +278,11 @@ def test_figures_are_drawn(compare: Any, tmp_path: Path, ending: str) -> None:
         (("--over", "scheduler.block_size=a"), "--over scheduler.block_size=a: 'a' is no number"),
         (("--over", "scheduler.block_size=0"), "--over scheduler.block_size=0: scheduler.block_size: is 0"),
         (("--over", "seed=1,2"), "its seed is 2, that of ar, seed=1 is 1"),
+        (("--mode", "sd", "--mode", "sd"), "--mode sd: is given twice; leave one out"),
+        (("--rates", "1,2,1.0"), "--rates 1: is given twice; leave one out"),
+        (("--over", "scheduler.max_batch_size=4,8,4"), "--over scheduler.max_batch_size=4: is given twice"),
+        (("--vary", "scheduler.max_batch_size=4,4"), "--vary scheduler.max_batch_size=4: is given twice"),
+        (("--policy", "selection=all", "--policy", "selection=all"), "--policy selection=all: is given twice"),
         (("--figure", "a.png"), "--figure: draws figures over an axis; add --rates"),
         (("--rates", "1", "--figure", "a.gif"), "--figure a.gif: must end in .png, .svg, .pdf"),
         (("--csv", "no/a.csv"), "no/a.csv: no such folder"),
@@ -293,6 +299,57 @@ def test_figures_are_drawn(compare: Any, tmp_path: Path, ending: str) -> None:
 )
 def test_bad_options_are_refused_in_one_line(compare: Any, options: tuple[object, ...], message: str) -> None:
     assert message in refused(compare(*SMALL, *options))
+
+
+NOT_STEADY = "Not in steady state"
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_filling_an_empty_system_is_no_overload(compare: Any, seeds: int) -> None:
+    for rate in (0.5, 1):
+        ran = compare("--rates", rate, "--num-requests", 20, "--seeds", seeds)
+        assert (ran.code, NOT_STEADY in ran.words) == (0, False), rate
+
+
+@pytest.mark.slow
+def test_a_rate_that_keeps_the_slo_is_no_overload(compare: Any, tmp_path: Path) -> None:
+    slo = ("--goodput", "ttft:1000,tpot:100", "--num-requests", 60)
+    ran = compare("--find-rate", 0.9, *slo, "--json", "a.json")
+    assert NOT_STEADY not in ran.words
+    found = json.loads((tmp_path / "a.json").read_text())["variants"]
+    assert [variant["steady_state"] for variant in found] == [True] * 3
+    for variant in found:
+        rate = variant["highest_rate"]["value"]
+        assert NOT_STEADY not in compare("--mode", variant["name"], "--rates", rate, *slo).words
+        assert NOT_STEADY in compare("--mode", variant["name"], "--rates", 2 * rate, "--num-requests", 200).words
+
+
+@pytest.mark.parametrize("more", [(), ("--seeds", 2), ("--over", "workload.arrivals.concurrency=30,40")])
+@pytest.mark.parametrize("num_requests", [20, 60])
+def test_a_closed_loop_is_no_overload(compare: Any, more: tuple[object, ...], num_requests: int) -> None:
+    """Who waits for an answer sends no more, however many wait, and at whatever length of the run."""
+    loop = ("--set", 'workload.arrivals={kind="closed-loop",concurrency=40}', "--num-requests", num_requests)
+    ran = compare(*loop, *more)
+    assert (ran.code, NOT_STEADY in ran.words) == (0, False)
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+@pytest.mark.parametrize(
+    ("settings", "own"),
+    [((), True), (("devices.colocated=true",), False), (("drafting.method=ngram",), False)],
+)
+def test_what_the_modes_are_given_is_true(compare: Any, settings: tuple[str, ...], own: bool, seeds: int) -> None:
+    options = [part for setting in settings for part in ("--set", setting)]
+    words = compare(*SMALL, "--mode", "sd", "--mode", "psd", *options, "--seeds", seeds).words
+    assert "since psd keeps several batches in flight" in words
+    assert f"psd 4 + {int(own)} devices and up to 32 requests" in words
+    assert ("devices of its own" in words) is own
+
+
+def test_pearl_alone_is_told_of_its_devices_and_not_of_psd(compare: Any) -> None:
+    words = compare(*SMALL, "--mode", "sd", "--mode", "pearl").words
+    assert "since a drafter with devices of its own adds to the target's (target + drafter): sd 4 + 0 dev" in words
+    assert "psd" not in words
 
 
 def test_two_variants_of_one_name_are_refused(compare: Any, tmp_path: Path) -> None:
@@ -364,6 +421,7 @@ def test_ctrl_c_keeps_what_was_finished(tmp_path: Path, jobs: int) -> None:
         env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"},
         check=False,
         timeout=120,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # else it is ignored where the tests ignore it
     )
     found = re.fullmatch(r"minedraft: error: interrupted: (\d+) of 60 runs were finished\n", done.stderr)
     assert done.returncode == 130, done.stderr

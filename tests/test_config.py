@@ -6,12 +6,15 @@ import dataclasses
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from pydantic import BeforeValidator
 
 from minedraft.commands.example_config import EXAMPLE
+from minedraft.commands.variants import Axes, make_variants
 from minedraft.config import (
+    SET_BY_GPUS,
     ConfigError,
     RunConfig,
     load_config,
@@ -21,6 +24,7 @@ from minedraft.config import (
 )
 from minedraft.config_base import Table
 from minedraft.config_cost import ConstantCostTable, LinearCostTable
+from minedraft.config_shorthands import TEXTS, as_table
 from minedraft.config_tables import PoliciesTable, SchedulerTable
 from minedraft.config_tree import Override, merged, parse_assignment, parse_values, put
 from minedraft.config_workload import NamedWorkloadTable, guess_trace_format
@@ -334,6 +338,19 @@ def test_a_trace_format_is_told_from_the_file(tmp_path: Path) -> None:
     assert [guess_trace_format(path) for path in names] == ["jsonl", "mooncake", "azure", "sharegpt"]
 
 
+@pytest.mark.parametrize("name", ["c.toml", "notes.txt", "trace.csv.gz", "data"])
+@pytest.mark.parametrize("content", [b"seed = 3\n", b"", b"\x1f\x8b\x00\xff"])
+def test_a_file_that_is_no_trace_is_told_so(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=r"workload.format: is missing, .* is no trace by its name: known are .csv"):
+        parse_config({"workload": {"path": str(tmp_path / name)}})
+
+
+def test_json_lines_may_have_any_name(tmp_path: Path) -> None:
+    (tmp_path / "data.txt").write_text('{"timestamp": 0, "input_length": 3, "output_length": 4}\n')
+    assert guess_trace_format(tmp_path / "data.txt") == "mooncake"
+
+
 def test_variants_are_merged_over_the_file(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text(
@@ -364,6 +381,90 @@ def test_trees() -> None:
         parse_assignment("a.b", "--set")
 
 
+SHORT_AND_KEY = [
+    ("link", "pcie4-x16", "payload", "target_probs", {"preset": "pcie4-x16"}),
+    ("link", "pcie4-x16", "latency_s", 0.001, {"preset": "pcie4-x16"}),
+    ("workload.arrivals", "poisson", "rate", 4.0, {"kind": "poisson"}),
+    ("workload.arrivals", "closed-loop", "concurrency", 3, {"kind": "closed-loop"}),
+    ("policies.draft_length", "fixed", "k", 2, {"name": "fixed"}),
+    ("policies.draft_length", "by-batch-size,table=2:3/9:1", "table", "2:2/9:1", {"name": "by-batch-size"}),
+    ("workload.output_lens", 256, "parts", [{"weight": 1.0, "length": 9}], {"kind": "mixture"}),
+    ("workload.prompt_lens", 256, "tokens", 30, {"kind": "fixed"}),
+]
+
+
+@pytest.mark.parametrize(("place", "short", "key", "value", "kept"), SHORT_AND_KEY)
+def test_a_key_set_after_a_shorthand_keeps_what_it_said(
+    tmp_path: Path, place: str, short: Any, key: str, value: Any, kept: dict[str, Any]
+) -> None:
+    """By two overrides, by a file and an override, and by a variant of the file."""
+    world = {"cost": {"kind": "paper"}} if place != "link" else {}
+    first, then = Override(place, short, "--set a"), Override(f"{place}.{key}", value, "--set b")
+    whole = put(world, place, short)
+    (variant,) = named_variants({**whole, "variants": [put({"name": "v"}, f"{place}.{key}", value)]}, "file")
+    found = [
+        parse_config(world, overrides=[first, then]),
+        parse_config(whole, overrides=[then]),
+        parse_config(variant[1]),
+    ]
+    want: Any = parse_config(put(world, place, {**kept, key: value}))
+    assert [config.to_dict()[place.partition(".")[0]] for config in found] == [
+        want.to_dict()[place.partition(".")[0]]
+    ] * 3
+
+
+def test_a_key_that_holds_in_all_variants_does_so_in_a_varied_table() -> None:
+    payload = Override("link.payload", "draft_probs", "--set")
+    axes = Axes(vary=["link=pcie4-x16,pcie5-x16"])
+    configs = [variant.config for variant in make_variants(None, axes, [payload])]
+    links = [config.link for config in configs]
+    assert [(link.preset, link.payload) for link in links if link is not None] == [
+        ("pcie4-x16", "draft_probs"),
+        ("pcie5-x16", "draft_probs"),
+    ]
+    k = Override("policies.draft_length.k", 2, "--set")
+    policies = [Override("policies.draft_length", f"fixed,k={number}", "--policy") for number in (1, 3)]
+    for variant in make_variants(None, Axes(policies=policies), [k]):
+        assert variant.config.policy_specs()["draft_length"] == {"name": "fixed", "k": 2}
+
+
+def test_another_kind_set_after_a_shorthand_replaces_it() -> None:
+    for place, short, key, value in (
+        ("workload.arrivals", "closed-loop", "kind", "at-once"),
+        ("policies.draft_length", "fixed,k=2", "name", "adaptive"),
+    ):
+        tree = put(put({}, place, short), f"{place}.{key}", value)
+        assert tree == put({}, place, {key: value})
+
+
+def test_every_text_shorthand_is_known_to_the_trees() -> None:
+    """What `shorthand` takes for a table, dotted keys must expand; numbers give way, see `as_table`."""
+    found: dict[str, str] = {}
+    deepest = 5
+
+    def walk(annotation: Any, place: str) -> None:
+        for item in getattr(annotation, "__metadata__", ()):
+            note(item, place)
+        for argument in get_args(annotation):
+            walk(argument, place)
+        if place.count(".") > deepest:  # lengths hold lengths
+            return
+        for name, field in getattr(annotation, "model_fields", {}).items():
+            below = f"{place}.{name}" if place else name
+            for item in field.metadata:
+                note(item, below)
+            walk(field.annotation, below)
+
+    def note(item: Any, place: str) -> None:
+        expanded = item.func("text") if isinstance(item, BeforeValidator) else "text"
+        if isinstance(expanded, dict):
+            (found[place],) = [key for key, value in expanded.items() if value == "text"]
+
+    walk(RunConfig, "")
+    assert found == TEXTS
+    assert all(as_table(f"policies.{slot}", "x,k=1") == {"name": "x", "k": 1} for slot in PoliciesTable.model_fields)
+
+
 def test_run_config_is_immutable() -> None:
     with pytest.raises(ValueError, match="frozen"):
         RunConfig().mode = "sd"
@@ -379,14 +480,75 @@ def test_gpus_set_the_pools_and_the_devices() -> None:
     pools = psd.scheduler_config()
     assert 10_000 < pools.num_target_blocks < 65_536 != pools.num_draft_blocks > 10_000
     assert (psd.num_target_devices, psd.num_draft_devices) == (2, 1)
-    given = {"scheduler": {"num_target_blocks": 900}, "devices": {"num_target_devices": 3}}
+    given = {"scheduler": {"num_target_blocks": 900}, "devices": {"num_target_devices": 2}}
     config = parse_config({**WITH_DRAFT, **given})
     assert config.scheduler_config().num_target_blocks == 900
     assert config.scheduler_config().num_draft_blocks == pools.num_draft_blocks
-    assert (config.num_target_devices, config.num_draft_devices) == (3, 1)
+    assert (config.num_target_devices, config.num_draft_devices) == (2, 1)
     both = parse_config({**WITH_DRAFT, "mode": "sd"})  # on the same two devices
     assert both.scheduler_config().num_target_blocks < pools.num_target_blocks
     assert both.num_draft_devices == 0
+
+
+@pytest.mark.parametrize("mode", ["ar", "sd", "psd"])
+def test_the_example_file_overrides_nothing_that_follows_from_the_gpus(mode: str) -> None:
+    example = tomllib.loads(EXAMPLE)
+    assert not any(name in example[section] for section, names in SET_BY_GPUS.items() for name in names)
+    for name in (name for names in SET_BY_GPUS.values() for name in names):
+        assert re.search(rf"^# {name} = .*follows from the cost model's GPUs unless given", EXAMPLE, re.MULTILINE)
+    started_from, plain = (
+        parse_config({**example, **WITH_DRAFT, "mode": mode}),
+        parse_config({**WITH_DRAFT, "mode": mode}),
+    )
+    assert started_from.scheduler_config() == plain.scheduler_config()
+    assert started_from.num_target_devices == plain.num_target_devices == 2
+    assert started_from.num_draft_devices == plain.num_draft_devices
+
+
+@pytest.mark.parametrize("num_replicas", [1, 3])
+def test_what_follows_from_the_gpus_still_does_when_a_dumped_configuration_is_read(num_replicas: int) -> None:
+    config = parse_config({**WITH_DRAFT, "devices": {"num_replicas": num_replicas}})
+    again = parse_config(config.to_dict())
+    assert again.scheduler_config() == config.scheduler_config()
+    assert again.num_target_devices == config.num_target_devices == 2 * num_replicas
+    assert again.to_dict() == config.to_dict()
+    limits = {"scheduler": {"num_target_blocks": 900}, "devices": {"num_target_devices": 2}}
+    given = parse_config(parse_config({**WITH_DRAFT, **limits}).to_dict())
+    assert given.scheduler_config().num_target_blocks == 900
+    assert given.devices.num_target_devices == 2
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize(("group", "num_priced"), [("target", 2), ("draft", 1)])
+def test_a_number_of_devices_that_contradicts_tp_is_refused(group: str, num_priced: int, num_replicas: int) -> None:
+    name = f"num_{group}_devices"
+    for number in (1, 2, 3, 4):
+        tree = {**WITH_DRAFT, "devices": {name: number, "num_replicas": num_replicas}}
+        if number == num_priced:
+            assert parse_config(tree).num_target_devices == 2 * num_replicas
+            continue
+        line = fault(tree)
+        assert line.startswith(f"run.toml: devices.{name}: is {number}, but cost.{group}.tp is {num_priced}, ")
+        assert line.endswith(f"remove {name}, or set cost.{group}.tp = {number}")
+    assert parse_config({"devices": {name: 3}}).cost.kind == "paper", "who knows no GPUs contradicts nobody"
+
+
+@pytest.mark.parametrize("mode", ["ar", "sd", "psd", "pearl", "pearl-minedraft"])
+@pytest.mark.parametrize("spec", ["fixed", {"name": "fixed"}])
+def test_a_fixed_mode_policy_has_the_runs_mode(mode: str, spec: str | dict[str, str]) -> None:
+    config = parse_config({"mode": mode, "policies": {"mode": spec}})
+    assert config.policy_specs() == parse_config({"mode": mode}).policy_specs()
+    assert config.policy_specs()["mode"] == {"name": "fixed", "mode": config.core_mode}
+
+
+def test_a_fixed_mode_policy_keeps_the_mode_it_is_given() -> None:
+    config = parse_config({"policies": {"mode": "fixed,mode=sd"}})
+    assert config.policy_specs()["mode"] == {"name": "fixed", "mode": "sd"}
+
+
+def test_the_number_of_replicas_has_an_end() -> None:
+    assert parse_config({"devices": {"num_replicas": 1024}}).num_target_devices == 4096
+    assert fault({"devices": {"num_replicas": 1025}}) == "run.toml: devices.num_replicas: is 1025, must be <= 1024"
 
 
 def test_speculation_needs_the_price_of_a_drafter() -> None:

@@ -156,6 +156,7 @@ def test_who_is_there_at_once(number: int, num_folds: int) -> None:
     assert whole.backlog_by_tenth[-1] > 2 * whole.backlog_by_tenth[0]
     assert parts.decode_verify_share == 0.0
     assert parts.duration == pytest.approx(whole.duration)
+    assert parts.arrival_span == whole.arrival_span == arrival_s[-1] - arrival_s[0]
 
 
 def test_a_folded_run_says_so() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -74,7 +75,13 @@ def test_a_policy_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
         ("admission", "minedraft.policies.admission:Nothing", "cannot load"),
         ("admission", "minedraft.policies.mode:Fixed", "has no method 'rank'"),
         ("draft_length", "fixed,k", "key=value"),
-        ("draft_length", "fixed,q=3", "unexpected keyword argument 'q'"),
+        ("draft_length", "fixed,q=3", "^policy draft_length=fixed: no option 'q'; its options are k$"),
+        ("admission", "fcfs,q=3", "^policy admission=fcfs: no option 'q'; it has none$"),
+        ("draft_length", "fixed,k=abc", "^policy draft_length=fixed: k is 'abc', must be a whole number or left out$"),
+        ("draft_length", "fixed,k=2.5", "k is 2.5, must be a whole number or left out$"),
+        ("draft_length", "fixed,k=true", "k is True, must be a whole number or left out$"),
+        ("rebalance", "keep-within,difference=x", "difference is 'x', must be a whole number$"),
+        ("mode", "fixed,mode=3", "mode is 3, must be text$"),
         ("draft_length", "fixed,k=-1", "k is -1"),
         ("draft_length", "by-batch-size,table=8:5/8:3", "sizes must rise"),
         ("draft_length", "by-batch-size,table=8", "table"),
@@ -87,6 +94,42 @@ def test_what_cannot_be_found_or_made_is_one_clear_line(slot: str, spec: str, me
     with pytest.raises(ValueError, match=message) as caught:
         load_policy(slot, spec)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("slot", "name"), [(slot, name) for slot in SLOTS for name in BUILTIN[slot]])
+def test_no_shipped_policy_answers_a_bad_option_in_pythons_words(slot: str, name: str) -> None:
+    options = inspect.signature(type(load_policy(slot, name))).parameters
+    for option in ("nonsense", *options):
+        for value in ("x", "1.5", "true", "-7"):
+            try:
+                load_policy(slot, f"{name},{option}={value}")
+            except ValueError as error:
+                text = str(error)
+                assert text.startswith(f"policy {slot}={name}: ")
+                assert option in text
+                assert not any(words in text for words in ("__init__", "argument", "not supported", "object"))
+            else:
+                assert option != "nonsense"
+
+
+class Anything:
+    """Takes whatever it is given."""
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+
+    def choose_mode(self, load: Any) -> Mode:
+        return Mode.AR
+
+
+def test_a_policy_of_a_user_may_take_any_options() -> None:
+    assert load_policy("mode", f"{__name__}:Anything,a=1,b=x").options == {"a": 1, "b": "x"}
+
+
+@pytest.mark.parametrize("table", [[8, 5], [["8", 5]], [[8.0, 5]], [[8]], [], "8:5/16", "x"])
+def test_a_table_of_batch_sizes_that_is_none_is_named(table: Any) -> None:
+    with pytest.raises(ValueError, match=r"^policy draft_length=by-batch-size: table is "):
+        load_policy("draft_length", "by-batch-size", {"table": table})
 
 
 def test_parse_spec() -> None:

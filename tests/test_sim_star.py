@@ -349,6 +349,13 @@ def test_figures_of_all_and_of_each(tmp_path: Path) -> None:
     for name in ("completed", "total_output_tokens", "rounds", "spec_decode_accepted_tokens", "num_drafted_tokens"):
         assert getattr(whole, name) == sum(getattr(summary, name) for summary in each)
     assert whole.duration == max(summary.duration for summary in each)
+    for name in ("mean_running_requests", "max_running_requests"):
+        assert getattr(whole, name) == pytest.approx(sum(getattr(summary, name) for summary in each))
+    limit = 3 * star_config(3).scheduler_config().running_limit
+    assert limit / 3 < whole.mean_running_requests <= whole.max_running_requests <= limit
+    for name in ("mean_batch_size", "mean_imbalance", "empty_batch_share"):
+        one = sum(getattr(summary, name) * summary.rounds for summary in each) / whole.rounds
+        assert getattr(whole, name) == pytest.approx(one), "of one replica"
     assert whole.target_utilisation == pytest.approx(
         sum(summary.target_utilisation * summary.duration for summary in each) / (3 * whole.duration)
     )
@@ -362,6 +369,9 @@ def test_figures_of_all_and_of_each(tmp_path: Path) -> None:
         assert report.first_difference is None
         assert report.num_decisions > 100
     slices = [event for event in json.loads((tmp_path / "run.trace").read_text()) if event["ph"] == "X"]
+    counted = [event for event in json.loads((tmp_path / "run.trace").read_text()) if event["ph"] == "C"]
+    assert max(event["args"].get("n", 0) for event in counted) == whole.max_running_requests, "of all targets"
+    assert {tuple(event["args"]) for event in counted} == {("n",), tuple("ABCDEF")}
     names = {
         event["tid"]: event["args"]["name"]
         for event in json.loads((tmp_path / "run.trace").read_text())
@@ -412,7 +422,7 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     printed = " ".join(capsys.readouterr().out.split())
     assert "8 + 1" in printed
     assert "Targets beside each other: psd 2." in printed
-    assert "psd 9 devices and up to 64 requests in flight" in printed
+    assert "psd 8 + 1 devices and up to 64 requests in flight" in printed
     found = json.loads((tmp_path / "a.json").read_text())
     assert [row["completed"] for row in found["replicas"]] == [12, 12]
     assert found["max_running_requests_allowed"] == 64
@@ -422,6 +432,24 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     variants = json.loads((tmp_path / "c.json").read_text())["variants"]
     assert [len(variant.get("replicas", ())) for variant in variants] == [0, 2]
     assert run_cli(["simulate", *short, "--set", "devices.num_replicas=2", "--journal", "no/where.jsonl"]) == 2
+
+
+def test_tables_over_seeds_say_what_is_of_one_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same running requests per target are three times as many with three."""
+    monkeypatch.chdir(tmp_path)
+    short = ["--num-requests", "48", "--set", "workload.output_lens=20", "--set", "scheduler.max_batch_size=4"]
+    axis = ["--vary", "devices.num_replicas=1,3", "--metric", "mean_running_requests"]
+    assert run_cli(["compare", *short, *axis, "--json", "a.json"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    note = "Targets beside each other in num_replicas=3: running requests are those of all, requests per verify step"
+    assert note in printed
+    one, three = [variant["runs"][0] for variant in json.loads((tmp_path / "a.json").read_text())["variants"]]
+    assert 2.0 < three["mean_running_requests"] / one["mean_running_requests"] < 3.1
+    assert three["mean_running_requests"] <= three["max_running_requests_allowed"]
+    assert run_cli(["compare", *short, "--mode", "sd", "--mode", "psd", "--metric", "mean_running_requests"]) == 0
+    assert "beside each other" not in capsys.readouterr().out
 
 
 # --- faults

@@ -149,6 +149,28 @@ def test_bad_files_are_refused_with_line_and_remedy(tmp_path: Path, form: str, t
     assert "; " in str(caught.value)
 
 
+EMPTY = {
+    "azure": ["TIMESTAMP,ContextTokens,GeneratedTokens\n", "TIMESTAMP,ContextTokens,GeneratedTokens\n\n\n"],
+    "mooncake": ["", "\n \n"],
+    "jsonl": ["", "\n"],
+    "sharegpt": ["[]", " [ ]\n", '[{"conversations": []}]', '[{"conversations": [{"from": "gpt", "value": "a"}]}]'],
+}
+
+
+@pytest.mark.parametrize(("form", "text"), [(form, text) for form, texts in EMPTY.items() for text in texts])
+def test_a_trace_without_requests_is_refused(tmp_path: Path, form: str, text: str) -> None:
+    assert set(EMPTY) == set(TRACE_FORMATS)
+    path = write(tmp_path, text)
+    for options in (TraceOptions(), TraceOptions(arrivals=AtOnce(1.0)), TraceOptions(max_prompt_len=1, max_tokens=1)):
+        with pytest.raises(TraceError, match=r"trace.txt: no requests; the format .* needs at least one"):
+            list(Trace(path, form, options))
+
+
+def test_options_that_leave_nothing_of_a_trace_are_named(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"no requests; max_requests is 0: raise it"):
+        list(Trace(write(tmp_path, AZURE), "azure", TraceOptions(max_requests=0)))
+
+
 def test_missing_file_and_wrong_encoding(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="check the path"):
         list(Trace(tmp_path / "nowhere", "jsonl"))

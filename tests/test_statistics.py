@@ -204,6 +204,41 @@ def test_growth_is_seen_under_overload_and_not_at_light_load(
     assert least <= seen <= most
 
 
+@pytest.mark.parametrize("is_fixed", [False, True])
+@pytest.mark.parametrize("servers", [16, 32])
+def test_a_run_of_a_few_service_times_is_judged_by_what_lies_behind_the_filling(servers: int, is_fixed: bool) -> None:
+    def seen(load: float, number: int, repeats: int = 60) -> float:
+        rng = np.random.default_rng(14)
+        flagged = 0
+        for _ in range(repeats):
+            arrival_s, start_s, end_s = started_queue(rng, load, number, servers, is_fixed)
+            flagged += still_growing(
+                [backlog_by_tenth(arrival_s, end_s)],
+                filling_share=1.0 / (arrival_s[-1] - arrival_s[0]),
+                waiting_share=float((start_s - arrival_s).mean()),
+            )
+        return flagged / repeats
+
+    for load in (0.2, 0.4, 0.6, 0.8):
+        assert max(seen(load, number) for number in (20, 60, 100, 200)) <= 0.15, load
+    assert min(seen(load, 200) for load in (2.0, 3.0)) >= 0.98
+
+
+def started_queue(
+    rng: np.random.Generator, load: float, number: int, servers: int, is_fixed: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """As `queue`, with the starts of service too, and services that may all last one second."""
+    arrival_s = rng.exponential(1.0 / (load * servers), number).cumsum()
+    service_s = np.ones(number) if is_fixed else rng.exponential(1.0, number)
+    free_s = [0.0] * servers
+    start_s = np.empty(number)
+    for i in range(number):
+        server = free_s.index(min(free_s))
+        start_s[i] = max(free_s[server], arrival_s[i])
+        free_s[server] = start_s[i] + service_s[i]
+    return arrival_s, start_s, start_s + service_s
+
+
 def test_bursts_alone_are_no_growth() -> None:
     rng = np.random.default_rng(12)
     flagged = 0

@@ -1,13 +1,27 @@
 from __future__ import annotations
 
+import itertools
 import json
+import random
 
 import pytest
 
+from minedraft.commands.drive import Recordings
+from minedraft.commands.simulate import new_collector, simulate
+from minedraft.config import parse_config
 from minedraft.journal import JournalHeader, JournalWriter, feed, read_journal
 from minedraft.request import Request
 from minedraft.trace import TraceWriter, batch_name
-from minedraft.work import DrafterLost, DraftWork, RequestAborted, RequestArrived, VerifyWork, WorkFailed
+from minedraft.work import (
+    DrafterLost,
+    DraftResult,
+    DraftWork,
+    RequestAborted,
+    RequestArrived,
+    VerifyWork,
+    WorkDone,
+    WorkFailed,
+)
 from tests.streams import Tape, ToyWorld, run
 from tests.test_metrics import BY_HAND, draft
 
@@ -113,6 +127,70 @@ def test_a_run_gives_lanes_without_overlap(tmp_path, seed):
         for _, ts, duration in sorted(slices(events, *lane), key=lambda item: (item[1], item[2])):
             assert ts >= end - 0.01, name
             end = ts + duration
+
+
+def spans_ns(events):
+    """Whole slices by (process, lane), in whole nanoseconds, in order of time; failed works have no device time."""
+    found = {}
+    for e in events:
+        if e["ph"] == "X" and "(failed)" not in e["name"]:
+            start, duration = round(e["ts"] * 1000), round(e["dur"] * 1000)
+            if not duration:
+                continue  # a PEARL drafter may have the drafts already, also while it works for another target
+            found.setdefault((e["pid"], e["tid"]), []).append((start, start + duration))
+    return {lane: sorted(spans) for lane, spans in found.items()}
+
+
+COST = {
+    "verify_base_s": 0.01,
+    "verify_per_context_token_s": 4e-7,
+    "prefill_per_token_s": 4e-5,
+    "draft_base_s": 0.002,
+    "draft_per_seq_s": 1e-4,
+    "draft_prefill_per_token_s": 1e-5,
+}
+
+
+@pytest.mark.parametrize("num_replicas", [1, 3])
+@pytest.mark.parametrize("mode", ["ar", "sd", "psd", "pearl", "pearl-minedraft"])
+@pytest.mark.parametrize("seed", range(3))
+def test_slices_of_a_lane_do_not_overlap_by_a_nanosecond(tmp_path, mode, num_replicas, seed):
+    """Times that are no round numbers, and tight lanes: rounding a start and a duration by themselves overlaps."""
+    tree = {
+        "mode": mode,
+        "seed": seed,
+        "scheduler": {"max_batch_size": 3},
+        "workload": {
+            "num_requests": 30,
+            "arrivals": {"kind": "poisson", "rate": 40.0},
+            "output_lens": {"mean": 20, "p50": 15},
+        },
+        "devices": {"num_replicas": num_replicas, "round_overhead_s": 0.0001234567},
+        "cost": {"kind": "linear", **{name: value / 3 for name, value in COST.items()}},
+    }
+    config = parse_config(tree)
+    simulate(config, new_collector(config), Recordings(trace=str(tmp_path / "t.json")), label=None)
+    spans = spans_ns(json.loads((tmp_path / "t.json").read_text()))
+    num_drafters = {"ar": 0, "sd": num_replicas}.get(mode, 1)  # sd drafts on each target's own devices
+    assert sum(process == 1 for process, _ in spans) == num_replicas + num_drafters
+    for lane, of_lane in spans.items():
+        assert len(of_lane) > 5, lane
+        for before, after in itertools.pairwise(of_lane):
+            assert after[0] >= before[1], (lane, before, after)
+
+
+def test_a_slice_ends_where_the_next_begins(tmp_path):
+    """Back to back at any time of a long run, to the last digit."""
+    rng = random.Random(5)
+    times_s = list(itertools.accumulate((rng.random() / 7 for _ in range(400)), initial=rng.random() * 1e5))
+    writer = TraceWriter(tmp_path / "t.json")
+    for number, (start_s, end_s) in enumerate(itertools.pairwise(times_s)):
+        writer.on_submit(start_s, draft(number, 0, ["a"], [1]))
+        writer.on_event(end_s, WorkDone(number, DraftResult((1,)), start_s, end_s))
+    writer.close()
+    for spans in spans_ns(json.loads((tmp_path / "t.json").read_text())).values():
+        assert len(spans) == 400
+        assert all(before[1] == after[0] for before, after in itertools.pairwise(spans))
 
 
 def test_a_trace_from_a_journal_is_the_live_one(tmp_path):

@@ -137,7 +137,7 @@ WRITTEN_DOWN: dict[str, tuple[str, list[Any]]] = {
         ],
     ),
     "sd": (
-        "99a63f208fe6194078d4edc17b2098e03f0966be441f4c6de39cda68d37f4164",
+        "ef5f4f543abb91f78b3eac0cff7ecaea31420728c01fefc869d0563546f78817",
         [
             80,
             23,
@@ -151,7 +151,7 @@ WRITTEN_DOWN: dict[str, tuple[str, list[Any]]] = {
         ],
     ),
     "psd": (
-        "19b8d196225ce2579d96a59cfdf00fd19d5063eb8f8d1668399201a84042932d",
+        "8501dc0402b54bf03a37ba7ec6b0e7f21193c05ff1d52a86bbcda4369902df0f",
         [
             80,
             15,

@@ -78,6 +78,7 @@ class Conductor:
         self._held_back: dict[RequestId, Any] = {}  # who waits while vLLM lets nobody in
         self._is_closed = False  # vLLM lets nobody in
         self._may_nap = False  # the drafter sleeps when the target does
+        self._gone: dict[RequestId, None] = {}  # aborted since the step was planned that is to be arranged
         self._with_grammar: dict[RequestId, None] = {}
         self._streams: dict[RequestId, None] = {}  # refused streaming inputs, whose pieces are still to come
         self._displaced: dict[RequestId, tuple[int, int]] = {}  # tokens then, and how often since without another
@@ -183,8 +184,6 @@ class Conductor:
             compat.fail(self._scheduler, request.request_id)
             return
         self._blocked[request.request_id] = request
-        if request.structured_output_request is not None:
-            self._with_grammar[request.request_id] = None
 
     def _unservable(self, request: Any) -> str | None:
         """Why a request can't be served, if so."""
@@ -262,7 +261,7 @@ class Conductor:
         """Whether the work gives vLLM anything to run; if not, it is done."""
         self._planned = None
         num_running = len(self._scheduler.running)
-        step = arrange(self._scheduler, self._room, self._roster, work)
+        step = arrange(self._scheduler, self._room, self._roster, work, self._gone)
         self.counters.preemptions += num_running - len(self._scheduler.running)
         if step.expected:
             self._step = step
@@ -422,6 +421,8 @@ class Conductor:
             event = self._inbox.popleft()
             if isinstance(event, RequestAborted):
                 self._forget(event.request_id)
+                if self._planned is not None:
+                    self._gone[event.request_id] = None
             self._tell(event)
             if isinstance(event, RequestAborted):
                 self._open_gate(event.request_id)
@@ -433,6 +434,8 @@ class Conductor:
                 self._tell_arrival(request)
 
     def _tell_arrival(self, request: Any) -> None:
+        if request.structured_output_request is not None:
+            self._with_grammar[request.request_id] = None
         left = request.max_tokens - request.num_output_tokens
         self._tell(
             RequestArrived(
@@ -486,6 +489,7 @@ class Conductor:
         for work in self._loop.ask():
             if isinstance(work, VerifyWork):
                 self._planned = work
+                self._gone.clear()
                 continue
             assert self._channel is not None
             self._drafting = work

@@ -56,7 +56,7 @@ def hand_over(
     if requests is not None:
         for request, token_ids in zip(requests, reply.token_ids, strict=True):
             request.spec_token_ids = token_ids
-        roster.handed[work.batch] = drafted
+        roster.handed[work.batch] = (work.request_ids, drafted)
     else:
         drafted = _hand_over_each(scheduler, roster.stays, work, reply)
         roster.handed.pop(work.batch, None)

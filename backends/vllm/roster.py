@@ -1,8 +1,6 @@
 """Whom vLLM runs by the core's plan, and vLLM's request objects of the batches.
 
-Law of this file: a batch whose requests are the same as in its last work is known by two comparisons. While no stay
-began or ended, nothing but a step of vLLM's can have changed what was found out about a request, and `step.check` looks
-at every step.
+Law of this file: a batch whose requests are the same as in its last work is known by two comparisons.
 """
 
 from __future__ import annotations
@@ -59,14 +57,23 @@ class Roster:
 
     Attributes:
         stays: the same.
-        handed: by batch: numbers of drafts that its requests were given for the next verification, if all of them were.
+        handed: by batch: who was given how many drafts for the next verification, if everybody was whom they were for.
     """
 
     def __init__(self, scheduler: Any, stays: Stays) -> None:
         self.stays = stays
-        self.handed: dict[int, tuple[int, ...]] = {}
+        self.handed: dict[int, tuple[tuple[RequestId, ...], tuple[int, ...]]] = {}
         self._scheduler = scheduler
         self._known: dict[int, _Known] = {}
+
+    def running(
+        self, batch: int, request_ids: tuple[RequestId, ...], incarnations: tuple[int, ...]
+    ) -> list[Any] | None:
+        """The same, having looked whether they still run: vLLM may take KV behind the core's back between two steps."""
+        requests = self.find(batch, request_ids, incarnations)
+        if requests is None or [request.status for request in requests].count(_RUNNING) == len(requests):
+            return requests
+        return None
 
     def find(self, batch: int, request_ids: tuple[RequestId, ...], incarnations: tuple[int, ...]) -> list[Any] | None:
         """The requests of a batch, aligned with the ids; None unless all of them run, in these incarnations."""

@@ -9,6 +9,7 @@ with as little Python per request as can be; any other step goes through its ent
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 from itertools import repeat
 from operator import sub
@@ -55,7 +56,7 @@ def unplanned() -> Step:
     return Step(VerifyWork(-1, 0, (), (), (), (), (), (), (), (), (), ()))
 
 
-def arrange(scheduler: Any, room: WaitingRoom, roster: Roster, work: VerifyWork) -> Step:
+def arrange(scheduler: Any, room: WaitingRoom, roster: Roster, work: VerifyWork, gone: Container[RequestId]) -> Step:
     """Carry out a work's preemptions and admissions, and find vLLM's requests for its entries.
 
     Drafts are where they arrived: each request's `spec_token_ids`.
@@ -65,18 +66,20 @@ def arrange(scheduler: Any, room: WaitingRoom, roster: Roster, work: VerifyWork)
         room: its waiting queue.
         roster: of vLLM's running requests; changed here.
         work: the core's plan.
+        gone: ids of requests that were aborted since it was made; others may have these ids by now.
     """
     if work.freed:
         _take_back(scheduler, roster.stays, work)
     request_ids = work.request_ids
     handed = roster.handed.pop(work.batch, None)
-    requests = roster.find(work.batch, request_ids, work.incarnations)
+    requests = roster.running(work.batch, request_ids, work.incarnations)
     if requests is None or max(work.num_new) > 1 or False in work.is_last:
-        step = Step(work, list(map(scheduler.requests.get, request_ids)))
+        find = scheduler.requests.get
+        step = Step(work, [None if request_id in gone else find(request_id) for request_id in request_ids])
         _arrange_each(scheduler, room, roster.stays, step)
         return step
     drafted = work.num_draft
-    if handed != drafted:
+    if handed != (request_ids, drafted):
         drafted = tuple(map(_cut_drafts, requests, drafted))
     step = Step(work, requests)
     if drafted.count(drafted[0]) == len(drafted):

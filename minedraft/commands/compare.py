@@ -8,6 +8,7 @@ from minedraft.commands.compare_options import CompareOptions
 from minedraft.commands.drive import Outcome
 from minedraft.commands.errors import CommandError, InterruptedRunError
 from minedraft.commands.many_runs import carry_out, run_once
+from minedraft.commands.outputs import check_outputs, files_read
 from minedraft.commands.repeated import find_line
 from minedraft.commands.report import Column, as_json, check_writable, print_report, write_json
 from minedraft.commands.simulate import new_collector, simulate
@@ -26,6 +27,8 @@ def compare_command(path: str | None, axes: Axes, overrides: Sequence[Override],
     """
     _check(axes, options)
     variants = make_variants(path, axes, overrides)
+    outputs = {"--json": options.json_path, "--csv": options.csv_path, "--figure": options.figure_path}
+    check_outputs(outputs, files_read(path, *(variant.config.to_dict() for variant in variants)))
     if options.find_share is not None:
         from minedraft.commands.find_rate import find_rates
 
@@ -75,17 +78,19 @@ def _compare_once(variants: Sequence[Variant], options: CompareOptions) -> None:
     outcomes, failure = _run(variants, options.jobs)
     done = [(variant, outcome) for variant, outcome in zip(variants, outcomes, strict=False) if outcome is not None]
     columns = [
-        Column(variant.name, variant.config.mode, variant.config.scheduler_config(), outcome)
+        Column(
+            variant.name, variant.config.mode, variant.config.scheduler_config(), outcome, variant.config.closed_loop
+        )
         for variant, outcome in done
     ]
+    if options.json_path != "-":
+        print_report(columns, title=f"Simulated runs, seed {variants[0].config.seed}")
     if options.json_path is not None:
         runs = [
             {**as_json(column, "compare", variant.config.seed), "config": variant.config.to_dict()}
             for column, (variant, _) in zip(columns, done, strict=True)
         ]
         write_json(options.json_path, {"variants": runs})
-    if options.json_path != "-":
-        print_report(columns, title=f"Simulated runs, seed {variants[0].config.seed}")
     if failure is not None:
         raise failure
     for column in columns:

@@ -27,6 +27,8 @@ def compare_over_seeds(variants: Sequence[Variant], axes: Axes, options: Compare
     slo = all(variant.config.slo is not None for variant in variants)
     figures = chosen(options.metrics, BY_DEFAULT if axes.x_name is None else OVER_LOAD, slo=slo)
     repeated, failure = run_seeds(variants, options)
+    if options.json_path != "-":
+        _print(repeated, figures, line, axes.x_name, options)
     if options.json_path is not None:
         found = [repeated_json(one, baseline_of(one, repeated, line)) for one in repeated]
         head = {"minedraft": minedraft.__version__, "command": "compare", "baseline": line}
@@ -35,8 +37,6 @@ def compare_over_seeds(variants: Sequence[Variant], axes: Axes, options: Compare
         )
     if options.csv_path is not None:
         write_csv(options.csv_path, repeated, line, axes.x_name)
-    if options.json_path != "-":
-        _print(repeated, figures, line, axes.x_name, options)
     if options.figure_path is not None and any(one.outcomes for one in repeated):
         from minedraft.commands.sweep_figure import draw
 

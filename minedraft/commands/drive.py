@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
@@ -41,6 +41,7 @@ class Outcome:
         num_refused: requests that the core refused or gave up on.
         detail: why the first of those was.
         replicas: figures of each target, where several share a drafter.
+        unwritten: why a file could not be written to its end; None if all were. The figures don't suffer.
     """
 
     summary: Summary
@@ -48,13 +49,14 @@ class Outcome:
     num_refused: int = 0
     detail: str = ""
     replicas: tuple[Summary, ...] = ()
+    unwritten: CommandError | None = None
 
     @property
     def error(self) -> CommandError | None:
-        """Why the command fails: the run did, or nobody got anything."""
+        """Why the command fails: the run did, or nobody got anything, or a file is not whole."""
         if self.failure is None and self.num_refused and not self.summary.completed:
             return CommandError(f"no request could be served: {self.detail}")
-        return self.failure
+        return self.failure or self.unwritten
 
 
 def drive(
@@ -87,12 +89,21 @@ def drive(
     """
     outcome = Outcome(collector.summarize())
     expected: tuple[type[Exception], ...] = (WorldError, *world_errors)
-    with ExitStack() as stack:
+    with closing_files(outcome), ExitStack() as stack:
         recorder = stack.enter_context(Recorder(backend, collector, *_open(recordings, header, stack)))
         bar = stack.enter_context(ProgressBar(label, total))
         watch(Engine(scheduler, recorder), [collector], outcome, bar, header, note_ended, expected)
     outcome.summary = collector.summarize()
     return outcome
+
+
+@contextmanager
+def closing_files(outcome: Outcome) -> Iterator[None]:
+    """Keep in the outcome that a file could not be written to its end: the figures are there all the same."""
+    try:
+        yield
+    except OSError as error:
+        outcome.unwritten = unusable_file(error)
 
 
 class Steps(Protocol):

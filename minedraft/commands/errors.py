@@ -28,7 +28,8 @@ class InterruptedRunError(CommandError):
         super().__init__(message, INTERRUPTED)
 
 
-def unusable_file(error: OSError) -> CommandError:
-    """What to say of a file that can't be written or read."""
-    name = "a file" if error.filename is None else str(error.filename)
+def unusable_file(error: OSError, path: str | None = None) -> CommandError:
+    """What to say of a file that can't be written or read; `path` if only the caller knows which it was."""
+    name = error.filename if path is None else path
+    name = "a file" if name is None else str(name)
     return CommandError(f"{name}: {error.strerror or error}; check the path, its folder and the permissions")

@@ -19,8 +19,8 @@ max_batch_size = 16             # requests per batch, so per verification
 num_speculative_tokens = 3      # largest k
 max_num_batched_tokens = 8192   # per verification, prompt chunks included
 block_size = 16
-num_target_blocks = 65536       # KV pool of the target, in blocks
-num_draft_blocks = 65536
+# num_target_blocks = 65536     # KV pool in blocks: follows from the cost model's GPUs unless given
+# num_draft_blocks = 65536      # follows from the cost model's GPUs unless given
 kv_watermark = 0.01
 max_verify_failures = 3
 # max_num_seqs, max_num_draft_batched_tokens, draft_capacity, max_model_len, draft_max_model_len
@@ -52,9 +52,10 @@ drafter = "qwen3-1.7b"          # qwen3-0.6b, qwen3-4b
 # kind = "constant"             # verify_base_s = 0.0493, draft_base_s = 0.0495, prefill_s = 0.06, ...
 # kind = "linear"               # verify_base_s, verify_per_seq_s, verify_per_token_s, verify_per_context_token_s,
                                 # and the same for prefill_, draft_ and draft_prefill_
-# kind = "roofline"             # or measured (pip install minedraft[timing]), or profile (path = "times.json"):
+# kind = "roofline"             # or measured (pip install minedraft[timing])
 # target = { model = "qwen3-32b", gpu = "h100", tp = 4 }
 # draft = { model = "qwen3-0.6b", gpu = "h100" }
+# kind = "profile"              # target = { path = "times.json" }, and the same for draft
 
 [acceptance]
 kind = "constant"
@@ -68,8 +69,8 @@ alpha = 0.7
 # draft_probs = true                             # reported to selection policies
 
 [devices]
-num_target_devices = 4
-num_draft_devices = 1           # where the drafter has its own
+# num_target_devices = 4        # follows from the cost model's GPUs unless given
+# num_draft_devices = 1         # follows from the cost model's GPUs unless given; where the drafter has its own
 round_overhead_s = 0.0          # host time per verification
 # colocated = true              # the drafter shares the target's devices; by default in sd only
 # num_replicas = 3              # targets that share the one drafter; [scheduler] and num_target_devices are of each

@@ -38,7 +38,16 @@ class Repeated:
     @property
     def steady(self) -> bool:
         """Whether no growing backlog is to be seen, all seeds taken together."""
-        return not still_growing([outcome.summary.backlog_by_tenth for outcome in self.outcomes.values()])
+        if self.variant.config.closed_loop:
+            return True
+        summaries = [outcome.summary for outcome in self.outcomes.values()]
+        if not summaries:
+            return True
+        return not still_growing(
+            [one.backlog_by_tenth for one in summaries],
+            filling_share=sum(one.filling_share for one in summaries) / len(summaries),
+            waiting_share=sum(one.waiting_share for one in summaries) / len(summaries),
+        )
 
     def values(self, name: str) -> dict[int, float]:
         """A figure by seed; nothing if the runs don't have it."""

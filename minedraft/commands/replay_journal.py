@@ -20,7 +20,7 @@ def replay_command(path: str) -> None:
     """Replay and say what came of it.
 
     Raises:
-        CommandError: the journal can't be used, or a decision differs.
+        CommandError: the journal can't be used, is cut off before its first decision, or a decision differs.
     """
     try:
         journal = read_journal(path)
@@ -32,6 +32,11 @@ def replay_command(path: str) -> None:
     counts = f"{report.num_decisions:,} decisions over {report.num_events:,} events"
     if report.first_difference is not None:
         raise CommandError(f"{path}: the replay differs after {counts}: {report.first_difference}", FAILED_CHECK)
+    if not report.num_decisions and not journal.complete:
+        raise CommandError(
+            f"{path}: nothing to compare: {counts}, and the journal has no end; record it again, or take a longer part",
+            FAILED_CHECK,
+        )
     typer.echo(f"identical: {counts}{_caveat(journal)}")
 
 

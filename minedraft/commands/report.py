@@ -30,12 +30,14 @@ class Column:
         mode: ar, sd, psd or a PEARL.
         scheduler: limits that held.
         outcome: what came of it.
+        closed_loop: clients wait for their answers, so that no backlog can grow.
     """
 
     name: str
     mode: str
     scheduler: SchedulerConfig
     outcome: Outcome
+    closed_loop: bool = False
 
     @property
     def summary(self) -> Summary:
@@ -43,9 +45,12 @@ class Column:
         return self.outcome.summary
 
     @property
-    def num_devices(self) -> int:
-        """Of both groups."""
-        return self.summary.num_target_devices + self.summary.num_draft_devices
+    def growing(self) -> bool:
+        """Whether its backlog kept growing, see `minedraft.steady_state`."""
+        summary = self.summary
+        return not self.closed_loop and still_growing(
+            [summary.backlog_by_tenth], filling_share=summary.filling_share, waiting_share=summary.waiting_share
+        )
 
     @property
     def running_limit(self) -> int:
@@ -283,7 +288,7 @@ def notes(columns: Sequence[Column]) -> list[str]:
     error = max(column.summary.percentile_error for column in columns)
     if error:
         found.append(f"Long runs are summed up on the way: percentiles are within {error:.2%}, means are exact.")
-    growing = [column.name for column in columns if still_growing([column.summary.backlog_by_tenth])]
+    growing = [column.name for column in columns if column.growing]
     if growing:
         found.append(not_steady(growing))
     for column in columns:
@@ -306,13 +311,18 @@ def not_steady(names: Sequence[str]) -> str:
 def fairness(columns: Sequence[Column]) -> str:
     """What the modes are given: devices and requests in flight."""
     parts = [
-        f"{column.mode} {column.num_devices} devices and up to {column.running_limit} requests in flight"
+        f"{column.mode} {column.summary.num_target_devices} + {column.summary.num_draft_devices} devices and up to "
+        f"{column.running_limit} requests in flight"
         for column in columns
     ]
-    text = "; ".join(dict.fromkeys(parts))
+    reasons = []
+    if any(column.mode == "psd" for column in columns):
+        reasons.append("psd keeps several batches in flight")
+    if any(column.summary.num_draft_devices for column in columns):
+        reasons.append("a drafter with devices of its own adds to the target's (target + drafter)")
     return (
-        "Mind what the modes are given, since psd keeps several batches in flight, and psd's and pearl's drafters have "
-        f"devices of their own: {text}. Compare per device and per request too."
+        f"Mind what the modes are given, since {', and '.join(reasons)}: {'; '.join(dict.fromkeys(parts))}. "
+        "Compare per device and per request too."
     )
 
 
@@ -355,4 +365,4 @@ def write_json(path: str, value: Any) -> None:
     try:
         Path(path).write_text(f"{text}\n", encoding="utf-8")
     except OSError as error:
-        raise unusable_file(error) from error
+        raise unusable_file(error, path) from error

@@ -122,6 +122,7 @@ def notes(repeated: Sequence[Repeated], figures: Sequence[Figure], line: str, co
     found = []
     if any(column.mode not in ("ar", "sd") for column in columns):
         found.append(fairness(columns))
+    found += _about_replicas(with_runs)
     found += _about_intervals(with_runs, line, confidence)
     worth = _worth(with_runs, figures, line)
     found += [worth] if worth else []
@@ -143,6 +144,15 @@ def _grouped(variants: Sequence[Variant]) -> list[str]:
     for variant in variants:
         places.setdefault(variant.line, []).extend([] if variant.x is None else [variant.x])
     return [f"{line} ({', '.join(f'{x:g}' for x in xs)})" if xs else line for line, xs in places.items()]
+
+
+def _about_replicas(repeated: Sequence[Repeated]) -> list[str]:
+    """What figures of several targets beside each other count."""
+    stars = _grouped([one.variant for one in repeated if any(outcome.replicas for outcome in one.outcomes.values())])
+    if not stars:
+        return []
+    text = f"Targets beside each other in {', '.join(stars)}: running requests are those of all, "
+    return [f"{text}requests per verify step and imbalance those of one."]
 
 
 def _about_intervals(repeated: Sequence[Repeated], line: str, confidence: float) -> list[str]:

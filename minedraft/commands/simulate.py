@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import typer
+
 import minedraft
 from minedraft.commands.drive import NO_RECORDINGS, Outcome, Recordings, drive
 from minedraft.commands.errors import CommandError
+from minedraft.commands.outputs import check_outputs, files_read
 from minedraft.commands.report import Column, as_json, check_writable, print_report, write_json
 from minedraft.config import RunConfig, load_config
 from minedraft.config_tree import Override
@@ -27,16 +30,32 @@ def simulate_command(
     """
     check_writable(json_path)
     config = load_config(path, overrides)
+    check_outputs({"--json": json_path, **_recorded(recordings, config)}, files_read(path, config.to_dict()))
     collector = new_collector(config, keep_all=detailed)
     outcome = simulate(config, collector, recordings)
-    column = Column(config.mode, config.mode, config.scheduler_config(), outcome)
+    column = Column(config.mode, config.mode, config.scheduler_config(), outcome, config.closed_loop)
     details = collector.detailed() if detailed else {}
-    if json_path is not None:
-        write_json(json_path, {**as_json(column, "simulate", config.seed), **details, "config": config.to_dict()})
     if json_path != "-":
         print_report([column], title=f"Simulated run: {config.mode}, seed {config.seed}")
+    if json_path is not None:
+        write_json(json_path, {**as_json(column, "simulate", config.seed), **details, "config": config.to_dict()})
+    if recordings.journal is not None and config.devices.num_replicas > 1:
+        from minedraft.commands.simulate_star import journals_text
+
+        typer.echo(journals_text(recordings.journal, config.devices.num_replicas), err=True)
     if outcome.error is not None:
         raise outcome.error
+
+
+def _recorded(recordings: Recordings, config: RunConfig) -> dict[str, str | None]:
+    """By option, the files that a run records to; replicas have a journal each."""
+    journal, num_replicas = recordings.journal, config.devices.num_replicas
+    if journal is None or num_replicas == 1:
+        return {"--journal": journal, "--trace": recordings.trace}
+    from minedraft.commands.simulate_star import journal_paths
+
+    journals = {f"--journal (of replica {i})": file for i, file in enumerate(journal_paths(journal, num_replicas))}
+    return {**journals, "--trace": recordings.trace}
 
 
 def new_collector(config: RunConfig, *, keep_all: bool = False) -> MetricsCollector:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from minedraft.commands.drive import Outcome, Recordings, watch
+from minedraft.commands.drive import Outcome, Recordings, closing_files, watch
 from minedraft.commands.errors import CommandError, unusable_file
 from minedraft.commands.progress import ProgressBar
 from minedraft.config import RunConfig
@@ -53,7 +53,7 @@ def simulate_star(
     parts = [_collector_of_one(config) for _ in range(num_replicas)]
     outcome = Outcome(collector.summarize())
     expected = (WorldError, TraceError, WorkloadError)
-    with ExitStack() as stack:
+    with closing_files(outcome), ExitStack() as stack:
         sinks = _open(config, recordings, header, parts, collector, stack)
         engines = [
             Engine(Scheduler(config.scheduler_config(), config.build_policies()), Recorder(replica, *watching))
@@ -70,6 +70,12 @@ def journal_paths(path: str, num_replicas: int) -> list[str]:
     """Where each replica's journal goes: run.0.jsonl, run.1.jsonl and so on for run.jsonl."""
     whole = Path(path)
     return [str(whole.with_name(f"{whole.stem}.{number}{whole.suffix}")) for number in range(num_replicas)]
+
+
+def journals_text(path: str, num_replicas: int) -> str:
+    """Which journals a star wrote, in one line."""
+    names = journal_paths(path, num_replicas)
+    return f"one journal per target: {names[0]} to {names[-1]}"
 
 
 def _collector_of_one(config: RunConfig) -> MetricsCollector:
@@ -94,7 +100,12 @@ def _open(
     watching: list[list[Sink]] = [[part] for part in parts]
     try:
         if recordings.trace is not None:
-            trace = TraceWriter(recordings.trace, num_targets=num_replicas, num_batches=num_batches)
+            trace = TraceWriter(
+                recordings.trace,
+                num_targets=num_replicas,
+                num_batches=num_batches,
+                shares_drafter=config.mode == "ar" or config.num_draft_devices > 0,
+            )
             stack.callback(trace.close)
             of_all.append(trace)
         if recordings.journal is not None:
@@ -112,7 +123,8 @@ def _combined(collector: MetricsCollector, parts: Sequence[MetricsCollector], ea
     """Figures of all, in which a target's device time is set against its own, not against anybody's.
 
     Utilisation of the targets is their mean; overlap is that of a replica's drafting with its own target's
-    verification. What is per verification (running requests, imbalance) is per replica, as it stands.
+    verification. Running requests are those of all replicas: the sum of each one's mean over its own verifications,
+    and of each one's most. What else is per verification (its requests, imbalance) is one replica's, as it stands.
     """
     whole = collector.summarize()
     busy_s, _ = collector.device_times_s()
@@ -124,4 +136,6 @@ def _combined(collector: MetricsCollector, parts: Sequence[MetricsCollector], ea
         target_utilisation=min(1.0, busy_s / total_s) if total_s else 0.0,
         overlapped_draft_share=hidden_s / sum(drafting_s) if any(drafting_s) else 0.0,
         decode_verify_share=sum(summary.decode_verify_share for summary in each) / len(each),
+        mean_running_requests=sum(summary.mean_running_requests for summary in each),
+        max_running_requests=sum(summary.max_running_requests for summary in each),
     )

@@ -46,7 +46,7 @@ def write_csv(path: str, repeated: Sequence[Repeated], line: str, x_name: str | 
             for one in repeated:
                 writer.writerows(_rows(one, baseline_of(one, repeated, line), x_name))
     except OSError as error:
-        raise unusable_file(error) from error
+        raise unusable_file(error, path) from error
 
 
 def _rows(one: Repeated, baseline: Repeated | None, x_name: str | None) -> Iterator[dict[str, Any]]:

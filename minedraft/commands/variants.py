@@ -90,6 +90,8 @@ def make_variants(path: str | None, axes: Axes, overrides: Sequence[Override]) -
     if not choices and len(bases) == 1 and not bases[0][0]:
         choices = _mode_axis(DEFAULT_MODES)
     choices += _sweep_axis(axes)
+    for axis in choices:
+        _check_distinct(axis)
     variants = [
         _variant(base, source, base_name, choices, chosen, overrides)
         for (base_name, base), chosen in product(bases, product(*choices))
@@ -111,7 +113,10 @@ def _variant(
     named = [choice for choice, axis in zip(chosen, axes, strict=True) if len(axis) > 1]
     name = ", ".join([part for part in (base_name, *(choice.name for choice in named)) if part])
     line = ", ".join([part for part in (base_name, *(choice.name for choice in named if choice.x is None)) if part])
-    settings = [*overrides, *(choice.override for choice in chosen if choice.override is not None)]
+    varied = [choice.override for choice in chosen if choice.override is not None]
+    # What holds in all variants does so inside of a table that is varied as a whole, too.
+    inside = [one for one in overrides if any(one.key.startswith(f"{other.key}.") for other in varied)]
+    settings = [*overrides, *varied, *inside]
     x = next((choice.x for choice in chosen if choice.x is not None), None)
     try:
         config = parse_config(base, source=source, overrides=settings)
@@ -122,8 +127,16 @@ def _variant(
     return Variant(name or config.mode, line or config.mode, x, config)
 
 
+def _check_distinct(axis: Sequence[Choice]) -> None:
+    values = [(choice.x, choice.override and choice.override.value) for choice in axis]
+    for i, (choice, value) in enumerate(zip(axis, values, strict=True)):
+        if value in values[:i]:
+            origin = f"--rates {choice.x:g}" if choice.override is None else choice.override.origin
+            raise CommandError(f"{origin}: is given twice; leave one out")
+
+
 def _mode_axis(modes: Sequence[str]) -> list[list[Choice]]:
-    choices = [Choice(mode, Override("mode", mode, f"--mode {mode}")) for mode in dict.fromkeys(modes)]
+    choices = [Choice(mode, Override("mode", mode, f"--mode {mode}")) for mode in modes]
     return [choices] if choices else []
 
 
@@ -158,8 +171,7 @@ def _sweep_axis(axes: Axes) -> list[list[Choice]]:
         choices = [choice._replace(x=x) for choice, x in zip(found, values, strict=True)]
     else:
         return []
-    by_x = {choice.x: choice for choice in choices if choice.x is not None}
-    return [[by_x[x] for x in sorted(by_x)]]
+    return [sorted(choices, key=lambda choice: choice.x or 0.0)]
 
 
 def _numbers(values: Sequence[Any], origin: str) -> list[float]:

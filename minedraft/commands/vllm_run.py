@@ -28,6 +28,7 @@ from minedraft.trace import TraceWriter
 
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 QUIET: Final = {"use_tqdm_on_load": False}
+SHUTDOWN_S: Final = 60.0  # for the engine to end its journal and its drafter; vLLM kills what takes longer
 """Engine arguments of both engines, so that a run's stderr holds what matters."""
 
 
@@ -272,7 +273,7 @@ def _engine(arguments: Mapping[str, Any]) -> Iterator[Any]:
     try:
         yield llm
     finally:
-        llm.llm_engine.engine_core.shutdown()
+        llm.llm_engine.engine_core.shutdown(timeout=SHUTDOWN_S)
 
 
 # --- the run

@@ -1,11 +1,12 @@
 """Host cost of minedraft in vLLM: `schedule()` + `update_from_output()` next to stock vLLM's, without the model's time.
 
-Three engines after one another in one run, each a real vLLM engine on the CPU with a one-layer model and 64 requests in
-every step, each request with k drafts of which almost none is accepted:
+Four engines after one another in one run, each a real vLLM engine on the CPU with a one-layer model, each request with
+k drafts of which almost none is accepted:
 
 * stock: vLLM's own scheduler; a proposer of ours hands it k constant tokens per request;
 * sd: minedraft, one batch of 64;
-* psd: minedraft, two batches of 64, of which every step verifies one.
+* psd: minedraft, two batches of 32, of which every step verifies one: as many running requests as above;
+* psd-128: two batches of 64, as many requests per step as above.
 
 Two ways to leave the model out:
 
@@ -16,12 +17,12 @@ Two ways to leave the model out:
 * `--no-model`: the two calls are made in a loop, with made-up outputs, and a drafter that answers at once; messages are
   still encoded and written to a socket. Caches stay as warm as in a process that has a core to itself.
 
-A proposer's drafts reach stock vLLM's scheduler by a third call, `update_draft_token_ids()`; minedraft takes them in
-within the two. So three ratios are given: on the two calls of stock, on vLLM's own part of minedraft's two calls (both
-in one process, so a change of the machine's pace between two engines doesn't count), and on that and the third call.
+What minedraft adds is its two calls less vLLM's own part of them, in one process, so that a change of the machine's
+pace between two engines doesn't count. It is given beside stock's two calls with 64 requests, and beside vLLM's own
+part. A proposer's drafts reach stock's scheduler by a third call, `update_draft_token_ids()`; minedraft takes them in
+within the two.
 
-Of the steps, the fastest tenth counts, which other load on the machine disturbs least; the steps of the three engines
-are the same work for vLLM. Needs vLLM.
+Of the steps, the fastest tenth counts, which other load on the machine disturbs least. Needs vLLM.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ os.environ.update(
     VLLM_NO_USAGE_STATS="1",
 )
 
-NUM_ROWS = 64
 BLOCK_SIZE = 32
+MODES = {"stock": ("stock", 64, 64), "sd": ("sd", 64, 64), "psd": ("psd", 32, 64), "psd-128": ("psd", 64, 128)}
+"""By name: whose scheduler, or in which mode; requests in every step; running requests."""
 STEPS: list[tuple[float, float, float, float, int]] = []
 """Per step of the engine that runs: CPU seconds in schedule(), in update_from_output(), those of both that were vLLM's
 own, those in update_draft_token_ids() before, and the number of requests in the step."""
@@ -154,13 +156,12 @@ class InstantDrafter:
         self._channel.close()
 
 
-def engine(models: Path, mode: str, k: int, model_s: float | None, cpus: list[int]) -> Any:
-    """A vLLM engine with NUM_ROWS requests per step."""
+def engine(models: Path, mode: str, num_running: int, k: int, model_s: float | None, cpus: list[int]) -> Any:
+    """A vLLM engine with stock scheduler, or in a mode of minedraft."""
     from vllm import LLM
 
     from minedraft.backends.vllm.scheduler import PSDScheduler
 
-    num_running = NUM_ROWS * (2 if mode == "psd" else 1)
     proposer = "bench_vllm_host.ConstantProposer"
     extra: dict[str, Any] = {"scheduler_cls": timed(model_s)}
     if mode != "stock":
@@ -200,7 +201,7 @@ def run_model(llm: Any, num_running: int, num_steps: int) -> None:
     llm.generate(prompts, params, use_tqdm=False)
 
 
-def run_made_up(llm: Any, num_running: int, num_steps: int, k: int) -> None:
+def run_made_up(llm: Any, num_rows: int, num_running: int, num_steps: int, k: int) -> None:
     """The scheduler's two calls in a loop; the model would have accepted nothing."""
     from vllm import SamplingParams
     from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
@@ -216,7 +217,7 @@ def run_made_up(llm: Any, num_running: int, num_steps: int, k: int) -> None:
     gc.freeze()
     while scheduler.requests:
         if drafter is not None:
-            drafter.rest(NUM_ROWS, k)
+            drafter.rest(num_rows, k)
         output = scheduler.schedule()
         ids = list(output.num_scheduled_tokens)
         index = {request_id: i for i, request_id in enumerate(ids)}
@@ -227,19 +228,19 @@ def run_made_up(llm: Any, num_running: int, num_steps: int, k: int) -> None:
 
 
 def measure(
-    models: Path, mode: str, k: int, num_steps: int, model_s: float | None, cpus: list[int]
+    models: Path, name: str, k: int, num_steps: int, model_s: float | None, cpus: list[int]
 ) -> tuple[float, float, float, float]:
-    """CPU seconds per step of NUM_ROWS requests: the first four of `STEPS`."""
-    llm = engine(models, mode, k, model_s, cpus)
-    num_running = NUM_ROWS * (2 if mode == "psd" else 1)
+    """CPU seconds per step: the first four of `STEPS`."""
+    mode, num_rows, num_running = MODES[name]
+    llm = engine(models, mode, num_running, k, model_s, cpus)
     STEPS.clear()
     if model_s is None:
-        run_made_up(llm, num_running, num_steps, k)
+        run_made_up(llm, num_rows, num_running, num_steps, k)
     else:
         run_model(llm, num_running, num_steps)
     llm.llm_engine.engine_core.shutdown()
-    full = [times for *times, rows in STEPS[10:] if rows == NUM_ROWS]
-    assert len(full) > num_steps / 3, f"{mode}: only {len(full)} of {len(STEPS)} steps had {NUM_ROWS} requests"
+    full = [times for *times, rows in STEPS[10:] if rows == num_rows]
+    assert len(full) > num_steps / 3, f"{name}: only {len(full)} of {len(STEPS)} steps had {num_rows} requests"
     full.sort(key=lambda times: times[0] + times[1])
     fastest = full[: max(10, len(full) // 10)]
     schedule_s, update_s, inner_s, drafts_s = (sum(column) / len(fastest) for column in zip(*fastest, strict=True))
@@ -253,7 +254,7 @@ def main() -> None:
     parser.add_argument("--best-of", type=int, default=1, help="take the least of several rounds over all engines")
     parser.add_argument("--model-ms", type=float, default=40.0, help="sleep in the place of a large model's step")
     parser.add_argument("--no-model", action="store_true", help="made-up outputs, in a loop")
-    parser.add_argument("--modes", default="stock,sd,psd")
+    parser.add_argument("--modes", default=",".join(MODES))
     arguments = parser.parse_args()
 
     import torch
@@ -274,17 +275,15 @@ def main() -> None:
         for _ in range(arguments.best_of):
             for mode in modes:
                 found[mode].append(measure(models, mode, arguments.k, arguments.steps, model_s, drafter_cores))
-    print(f"{NUM_ROWS} requests per step, k = {arguments.k}; CPU milliseconds per step, fastest tenth")
+    print(f"k = {arguments.k}; CPU milliseconds per step, fastest tenth of the steps")
     least = {mode: min(runs, key=lambda run: run[0] + run[1]) for mode, runs in found.items()}
-    base = sum(least[modes[0]][:2])
-    handed_s = least[modes[0]][3]
+    stock_s = sum(least[modes[0]][:2])
     for mode, (schedule_s, update_s, inner_s, drafts_s) in least.items():
-        total_s = schedule_s + update_s
+        added_s = schedule_s + update_s - inner_s
         print(
-            f"{mode:6} schedule {schedule_s * 1e3:6.3f}  update {update_s * 1e3:6.3f}  both {total_s * 1e3:6.3f}  "
-            f"drafts {drafts_s * 1e3:6.3f}  {total_s / base - 1:+7.1%} on {modes[0]}, "
-            f"{total_s / inner_s - 1:+7.1%} on vLLM's part in the same run, "
-            f"{total_s / (inner_s + handed_s) - 1:+7.1%} on that and {modes[0]}'s taking in of drafts"
+            f"{mode:8} {MODES[mode][1]:3} of {MODES[mode][2]:3}  schedule {schedule_s * 1e3:6.3f}  "
+            f"update {update_s * 1e3:6.3f}  third call {drafts_s * 1e3:6.3f}  added {added_s * 1e3:6.3f}: "
+            f"{added_s / stock_s:6.1%} of {modes[0]}'s two calls, {added_s / inner_s:6.1%} of vLLM's own part"
         )
 
 

@@ -226,6 +226,16 @@ def await_true(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
         time.sleep(0.01)
 
 
+def await_down(channel: Any) -> Any:
+    """The news that it is down; drafts may have come just before."""
+    news: list[Any] = []
+    while not news or type(news[-1]).__name__ == "Drafted":
+        channel.wait(0.05)
+        news += channel.poll()
+    assert type(news[-1]).__name__ == "Down"
+    return news[-1]
+
+
 def await_news(channel: Any, *kinds: str, timeout_s: float = 60.0) -> list[Any]:
     """The next news, which must be of these kinds in this order."""
     found: list[Any] = []
@@ -398,7 +408,7 @@ def test_sleep_and_wake(open_channel: Callable[..., Any], tmp_path: Path) -> Non
         draft(channel, work_id)  # in hand when it is told to sleep: those drafts are for nobody
         channel.sleep()
         channel.sleep()
-        (down,) = await_news(channel, "Down")
+        down = await_down(channel)
         assert down.is_asleep
         channel.wake()
         channel.wake()

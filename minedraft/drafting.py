@@ -140,9 +140,9 @@ def build_draft(state: SchedulerState, batch: Batch, work_id: int) -> DraftInFli
     spare = _draft_allowance(state, num_decodes, prefills)
     if columns.seqs and not _plan_columns(state, batch, decodes, spare, num_decodes):
         decodes, prefills, num_lagging = _sort_others(batch)
-    entries = _Entries()
     if len(columns.seqs) == len(batch.members):
         return _steady_work(state, batch, work_id)
+    entries = _Entries()
     if columns.seqs:
         entries.add_columns(columns)
         spare -= columns.k * len(columns.seqs)

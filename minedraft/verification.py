@@ -45,7 +45,6 @@ def build_verify(state: SchedulerState, batch: Batch, work_id: int) -> VerifyInF
     if batch.phase is BatchPhase.IDLE:
         return None  # all gave way; whoever was incoming has joined, and starts with a round of its own
     num_steady = len(columns.seqs)
-    others = seqs[num_steady:] if num_steady else seqs
     if num_steady == len(batch.members):
         columns.work_id = work_id
         return VerifyInFlight(_steady_work(state, batch, work_id), tuple(seqs))
@@ -55,11 +54,11 @@ def build_verify(state: SchedulerState, batch: Batch, work_id: int) -> VerifyInF
         budget = state.config.max_num_batched_tokens - len(seqs) - sum(drafts)
         _place_prefills(batch, budget, seqs, num_new, is_last)
         drafts += [0] * (len(seqs) - len(drafts))
-        others = seqs[num_steady:]
     if not seqs:
         return None
     if num_steady:
         columns.work_id = work_id
+    others = seqs[num_steady:] if num_steady else seqs
     work = VerifyWork(
         work_id,
         batch.index,

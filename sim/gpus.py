@@ -6,9 +6,9 @@ To add one, add a table to `data/gpus.toml` with its source.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from minedraft.sim.presets import offer, read_presets
+from minedraft.sim.presets import find_preset
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,4 @@ def load_gpu(name: str) -> Gpu:
     Raises:
         ValueError: there is none; the message offers near matches.
     """
-    presets = read_presets("gpus.toml")
-    key = name.lower()
-    if key not in presets:
-        raise ValueError(f"no GPU {name!r}; {offer(name, presets)}")
-    fields: dict[str, Any] = dict(presets[key])
-    return Gpu(**fields)
+    return Gpu(**find_preset("gpus.toml", "GPU", name))

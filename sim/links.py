@@ -31,9 +31,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
-from minedraft.sim.presets import offer, read_presets
+from minedraft.sim.presets import find_preset, offer
 from minedraft.work import DraftWork, VerifyResult, VerifyWork
 
 Payload = Literal["token_ids", "draft_probs", "target_probs"]
@@ -86,12 +86,7 @@ def load_link(name: str) -> Link:
     Raises:
         ValueError: there is none; the message offers near matches.
     """
-    presets = read_presets("links.toml")
-    key = name.lower()
-    if key not in presets:
-        raise ValueError(f"no link {name!r}; {offer(name, presets)}")
-    fields: dict[str, Any] = dict(presets[key])
-    return Link(**fields)
+    return Link(**find_preset("links.toml", "link", name))
 
 
 class Lane:

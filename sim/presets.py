@@ -16,6 +16,24 @@ def read_presets(file: str) -> Mapping[str, Mapping[str, Any]]:
     return tomllib.loads(files("minedraft.sim").joinpath("data", file).read_text(encoding="utf-8"))
 
 
+def find_preset(file: str, kind: str, name: str) -> dict[str, Any]:
+    """The fields of one table of `data/<file>`, whatever the case of its name.
+
+    Args:
+        file: see `read_presets`.
+        kind: what its tables are, for the message.
+        name: of the table.
+
+    Raises:
+        ValueError: there is none; the message offers near matches.
+    """
+    presets = read_presets(file)
+    key = name.lower()
+    if key not in presets:
+        raise ValueError(f"no {kind} {name!r}; {offer(name, presets)}")
+    return dict(presets[key])
+
+
 def offer(name: str, known: Mapping[str, Any]) -> str:
     """What to try instead of a name that isn't known: near ones, or all."""
     near = get_close_matches(name.lower(), known, n=3, cutoff=0.5)

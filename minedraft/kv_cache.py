@@ -193,11 +193,15 @@ class SharedPool(PagedPool):
         num_blocks: blocks in all.
         block_size: tokens per block.
         answers: see there.
+        cut: where to note who was cut by `trim`, for a world that has to do the same to its blocks.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, answers: PoolAnswers) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, answers: PoolAnswers, cut: list[RequestId] | None = None
+    ) -> None:
         super().__init__(num_blocks, block_size)
         self.answers = answers
+        self._cut = cut
         self._hit: tuple[RequestId, int] = ("", 0)  # who was asked about last, and the blocks that it would share
 
     def sync(self) -> None:
@@ -227,6 +231,12 @@ class SharedPool(PagedPool):
         else:
             self.num_free_blocks -= shared
         return capacity
+
+    def trim(self, owner: RequestId, num_tokens: int) -> int:
+        """See `KVPool.trim`."""
+        if self._cut is not None:
+            self._cut.append(owner)
+        return super().trim(owner, num_tokens)
 
     def release(self, owner: RequestId) -> None:
         """See `KVPool.release`; blocks that others hold as well stay taken."""

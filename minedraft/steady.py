@@ -43,12 +43,14 @@ class Room:
         full: per member, computed tokens beyond which the next round needs another block.
         spare: per member, computed tokens up to which the last block is empty.
         block_size: tokens per block.
+        is_known: whether only those that the last `reserve` gave blocks may have an empty one.
     """
 
-    __slots__ = ("_grown", "block_size", "capacities", "full", "spare")
+    __slots__ = ("_grown", "block_size", "capacities", "full", "is_known", "spare")
 
     def __init__(self) -> None:
         self.block_size = 1
+        self.is_known = False
         self.capacities: list[int] = []
         self.full: list[int] = []
         self.spare: list[int] = []
@@ -65,16 +67,19 @@ class Room:
         self.capacities.append(capacity)
         self.full.append(capacity - more)
         self.spare.append(capacity - self.block_size)
+        self.is_known = False
 
     def remove(self, i: int) -> None:
         """A member has gone."""
         del self.capacities[i], self.full[i], self.spare[i]
+        self.is_known = False
 
     def clear(self) -> None:
         """All have gone."""
         self.capacities.clear()
         self.full.clear()
         self.spare.clear()
+        self.is_known = False
 
     def reserve(self, pool: KVPool, request_ids: tuple[RequestId, ...], computed: Ints, more: int) -> bool:
         """Blocks for the next round, without anybody's giving way; False, and nothing changed, if the pool is short."""
@@ -96,8 +101,14 @@ class Room:
 
     def trim(self, pool: KVPool, request_ids: tuple[RequestId, ...], computed: Ints, more: int) -> None:
         """Give back blocks behind what is computed."""
+        if self.is_known:
+            for i, _ in self._grown:
+                if computed[i] <= self.spare[i]:
+                    self.set(i, pool.trim(request_ids[i], computed[i]), more)
+            return
         for i in list(compress(count(), map(le, computed, self.spare))):
             self.set(i, pool.trim(request_ids[i], computed[i]), more)
+        self.is_known = True
 
 
 class Columns:

@@ -251,7 +251,8 @@ def _commit_columns(state: SchedulerState, batch: Batch, in_flight: VerifyInFlig
     if size < len(accepted):
         accepted, committed = accepted[:size], committed[:size]
     usual = tuple(map(operator.add, accepted, repeat(1)))
-    if committed != usual or min(accepted) < 0 or max(accepted) > columns.k:
+    counts = set(accepted)
+    if committed != usual or min(counts) < 0 or max(counts) > columns.k:
         for i in range(size):
             if committed[i] != usual[i] or not 0 <= accepted[i] <= columns.k:
                 _check_cut(work, i, accepted[i], committed[i], None if reasons is None else reasons[i])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,13 @@ from minedraft.sequence import SequenceState, SequenceView
 from minedraft.steady import LAST_ROUNDS, LEAST_MEMBERS
 from minedraft.work import DraftWork, Event, VerifyWork, Work, WorkDone
 
-FIELDS = tuple([name for name in SequenceState.__slots__ if name not in ("columns", "view", "request", "probs")])
+FIELDS = tuple(
+    [
+        name
+        for name, found in vars(SequenceState).items()
+        if inspect.isdatadescriptor(found) and name not in ("columns", "view", "request", "probs")
+    ]
+)
 ALIGNED = ("request_ids", "incarnations", "rounds", "num_computed", "num_new", "num_draft", "is_last")
 
 

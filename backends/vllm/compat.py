@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +23,9 @@ from vllm.v1.request import RequestStatus
 from minedraft.backends.vllm.errors import VllmWorldError
 from minedraft.request import FinishReason
 from minedraft.work import DraftWork
+
+Tail = tuple[Any, int, list[Any]]
+"""Of a running request: it, the blocks that it held when some were cut off, and those in the order of its table."""
 
 TESTED_VERSIONS: Final = ("0.32.", "0.33.")
 """Prefixes of the releases that the tests of this package have run on."""
@@ -167,6 +170,8 @@ def prepare(scheduler: Any, waiting_room: Any) -> None:
     assert not len(scheduler.waiting), "requests came before the scheduler was ready"
     scheduler.waiting = waiting_room
     scheduler.kv_cache_manager.watermark_blocks = 0  # the core keeps it
+    # vLLM sends the whole text of whoever sat out the last step along with it, for async scheduling only.
+    scheduler.prev_step_scheduled_req_ids = _EverScheduled()
     # With a lookup table, a request that joins with one token left isn't padded with placeholder drafts.
     scheduler.dynamic_sd_lookup = [scheduler.num_spec_tokens] * (scheduler.max_num_running_reqs + 1)
 
@@ -253,7 +258,16 @@ def validate_drafts(scheduler: Any, request: Any, token_ids: Sequence[int]) -> l
 # --- One step.
 
 
-_request_id = attrgetter("request_id")
+class _EverScheduled(set[str]):
+    """Ids of requests that were scheduled since they got their place, where vLLM keeps those of the last step."""
+
+    def clear(self) -> None:
+        """What vLLM does with every step. Who loses its place, or ends, goes by `forget_scheduled`."""
+
+
+def forget_scheduled(scheduler: Any, request_id: str) -> None:
+    """A request has lost its place, or ended."""
+    scheduler.prev_step_scheduled_req_ids.discard(request_id)
 
 
 def show_running(scheduler: Any, chosen: list[Any]) -> list[Any]:
@@ -261,10 +275,6 @@ def show_running(scheduler: Any, chosen: list[Any]) -> list[Any]:
     running: list[Any] = scheduler.running
     size = len(chosen)
     scheduler.running = chosen
-    # vLLM sends the whole text of whoever sat out the last step along with it, for async scheduling only. With the V2
-    # model runner (mode ar on a GPU) it doesn't, and never clears the set.
-    if not scheduler.use_v2_model_runner:
-        scheduler.prev_step_scheduled_req_ids.update(map(_request_id, chosen))
     # Who sat out the last step comes last, so that two sub-batches in turn are each told by one comparison.
     if size and running[-size:] == chosen:
         return running[:-size]
@@ -311,17 +321,23 @@ def num_own_blocks(scheduler: Any, request_id: str, joining: Iterable[Any]) -> i
     return sum(block.block_id not in claimed for block in own)
 
 
-def trim(scheduler: Any, request_ids: Iterable[str]) -> list[str]:
+def may_reuse_blocks(scheduler: Any) -> bool:
+    """Whether a block may be taken again without vLLM's knowing: not where it notes new ones, to have them zeroed."""
+    managers = scheduler.kv_cache_manager.coordinator.single_type_managers
+    return not managers[0].records_new_block_ids
+
+
+def cut_blocks(scheduler: Any, request_ids: Iterable[str]) -> list[Tail]:
     """Give back blocks behind the computed tokens of running requests (rejected drafts were there).
 
-    The workers keep their own copy of the block table, to which vLLM only ever appends: see `resend_blocks`.
+    The workers keep their own copies of the block tables, to which vLLM only ever appends: see `tails.py`.
 
     Returns:
-        The ids of those that had such blocks.
+        What was cut from each that had such blocks.
     """
     requests, block_size = scheduler.requests, scheduler.block_size
     tables = scheduler.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks
-    trimmed, freed = [], []
+    tails, freed = [], []
     for request_id in request_ids:
         request = requests.get(request_id)
         if request is None or request.status != RequestStatus.RUNNING:
@@ -329,23 +345,59 @@ def trim(scheduler: Any, request_ids: Iterable[str]) -> list[str]:
         blocks = tables.get(request_id, ())
         keep = -(-request.num_computed_tokens // block_size)
         if len(blocks) > keep:
-            freed += blocks[: keep - 1 : -1] if keep else reversed(blocks)
+            cut = blocks[keep:]
             del blocks[keep:]
-            trimmed.append(request_id)
+            tails.append((request, keep, cut))
+            freed += cut[::-1]
     if freed:
         scheduler.kv_cache_manager.block_pool.free_blocks(freed)
-    return trimmed
+    return tails
 
 
-def resend_blocks(scheduler: Any, output: Any, request_ids: Iterable[str]) -> None:
-    """Make the workers replace these scheduled requests' block tables, as after a preemption, instead of appending."""
+def take_blocks(scheduler: Any, tails: Iterable[Tail], num_new: Mapping[str, int]) -> list[Tail | None]:
+    """Give running requests the blocks that their next steps need out of their tails, as far as those are still free.
+
+    Args:
+        scheduler: vLLM's.
+        tails: of these requests.
+        num_new: tokens of the next step by request id.
+
+    Returns:
+        What is left of each tail: None if nothing is or the request has begun anew since, one without blocks if some
+        that it needs are somebody else's by now.
+    """
+    block_size, manager = scheduler.block_size, scheduler.kv_cache_manager
+    tables, pool = manager.coordinator.single_type_managers[0].req_to_blocks, manager.block_pool
+    watched = pool._reuse_watchers
+    taken: dict[int, Any] = {}
+    left: list[Tail | None] = []
+    for request, num_held, blocks in tails:
+        request_id = request.request_id
+        held = tables.get(request_id, ())
+        if len(held) != num_held or request.status != RequestStatus.RUNNING:
+            left.append(None)
+            continue
+        needed = max(0, (request.num_computed_tokens + num_new[request_id] - 1) // block_size + 1 - num_held)
+        is_lost, rest = not blocks, blocks[needed:]
+        for block in blocks[:needed]:
+            block_id = block.block_id
+            if block.ref_cnt or block.block_hash is not None or block_id in taken or block_id in watched:
+                is_lost = True
+                break
+            taken[block_id] = block
+            held.append(block)
+        left.append((request, len(held), [] if is_lost else rest) if rest or is_lost else None)
+    pool.touch(taken.values())
+    return left
+
+
+def resend_blocks(scheduler: Any, cached: Any, i: int) -> None:
+    """Make the workers replace a scheduled request's block table, as after a preemption, instead of appending."""
     assert not scheduler.use_v2_model_runner, "that model runner appends to a resumed request's block table"
-    cached = output.scheduled_cached_reqs
-    index = dict(zip(cached.req_ids, range(len(cached.req_ids)), strict=True))
-    for request_id in request_ids:
-        if request_id in index and request_id not in cached.resumed_req_ids:
-            cached.resumed_req_ids.add(request_id)
-            cached.new_block_ids[index[request_id]] = scheduler.kv_cache_manager.get_block_ids(request_id)
+    request_id = cached.req_ids[i]
+    if request_id not in cached.resumed_req_ids:
+        cached.resumed_req_ids.add(request_id)
+        cached.new_block_ids[i] = scheduler.kv_cache_manager.get_block_ids(request_id)
 
 
 def pack_prompts(output: Any) -> None:
@@ -359,18 +411,24 @@ def pack_prompts(output: Any) -> None:
             request.prompt_token_ids = np.array(request.prompt_token_ids, np.int64)
 
 
-def new_tokens(scheduler: Any, requests: list[Any] | None, work: DraftWork) -> list[list[int]]:
-    """The committed tokens that a draft work's entries feed to the drafter; all its requests are alive.
+_text = attrgetter("_all_token_ids")
+_last = itemgetter(-1)
+
+
+def new_tokens(scheduler: Any, requests: list[Any] | None, work: DraftWork) -> list[int]:
+    """The committed tokens that a draft work's entries feed to the drafter, of all one after the other.
 
     Args:
         scheduler: vLLM's.
-        requests: of the entries, if they are known.
+        requests: of the entries, if they are known; all are alive.
         work: the work.
     """
     if requests is None:
         requests = [scheduler.requests[request_id] for request_id in work.request_ids]
+    elif work.num_new.count(1) == len(requests) and 0 not in work.num_draft:  # who drafts has all of its text then
+        return list(map(_last, map(_text, requests)))
     columns = zip(requests, work.num_computed, work.num_new, strict=True)
-    return [request._all_token_ids[start : start + count] for request, start, count in columns]
+    return [token for request, start, count in columns for token in request._all_token_ids[start : start + count]]
 
 
 def _blocks(scheduler: Any, request_id: str) -> list[Any]:

@@ -25,7 +25,8 @@ from minedraft.backends.vllm.messages import Hello
 from minedraft.backends.vllm.recording import Recording
 from minedraft.backends.vllm.roster import Roster, Stays
 from minedraft.backends.vllm.settings import KEY, DrafterSettings, Settings
-from minedraft.backends.vllm.step import Step, arrange, check, note_sampled, read_result, unplanned
+from minedraft.backends.vllm.step import Step, arrange, find_strays, note_sampled, read_result, unplanned
+from minedraft.backends.vllm.tails import Tails
 from minedraft.backends.vllm.waiting_room import WaitingRoom
 from minedraft.journal import JournalHeader
 from minedraft.policy import Policies, load_policies
@@ -90,7 +91,7 @@ class Conductor:
         self._step: Step | None = None
         self._told = False  # whether the core was told anything since it was asked for work
         self._hidden: list[Any] = []  # vLLM's running requests that are not shown to the `schedule()` that runs now
-        self._resend: dict[RequestId, None] = {}
+        self._tails = Tails(scheduler)
         self._channel: DrafterChannel | None = None
         self._status: DrafterStatus | None = None
         self._hello: Hello | None = None
@@ -207,6 +208,12 @@ class Conductor:
         self._held_back.pop(request_id, None)
         self._inbox.append(RequestAborted(request_id))
 
+    def lost_place(self, request_id: RequestId) -> None:
+        """VLLM has preempted a request, by the core's decision or by another's."""
+        compat.forget_scheduled(self._scheduler, request_id)
+        self._tails.forget(request_id)
+        self._stays.changed()
+
     def pause_changed(self) -> None:
         """VLLM was paused, or goes on. While it lets nobody in, the core shall know nobody who waits."""
         self._is_closed = compat.is_closed(self._scheduler)
@@ -220,7 +227,7 @@ class Conductor:
         caches looks the same from here, and so the drafter sleeps through that too.
         """
         self._stays.clear()
-        self._resend.clear()
+        self._tails.clear()
         for request_id in self.core.state.running:  # who is yet to join has counted on the prefix cache
             if (request := self._scheduler.requests.get(request_id)) is not None:  # else its abort is in the inbox
                 self._inbox.append(RequestDisplaced(request_id, request.num_tokens))
@@ -264,6 +271,8 @@ class Conductor:
         step = arrange(self._scheduler, self._room, self._roster, work, self._gone)
         self.counters.preemptions += num_running - len(self._scheduler.running)
         if step.expected:
+            if self._tails:
+                self._tails.take_back(step.expected)
             self._step = step
             self.marks = step.marks
             self._hidden = compat.show_running(self._scheduler, step.running)
@@ -291,17 +300,16 @@ class Conductor:
         compat.show_again(self._scheduler, self._hidden)
         self._hidden = []
         self.marks = {}
-        if self._resend:
-            sent = [request_id for request_id in self._resend if request_id in output.num_scheduled_tokens]
-            compat.resend_blocks(self._scheduler, output, sent)
-            for request_id in sent:
-                del self._resend[request_id]
-        step = self._step
+        step, num_scheduled = self._step, output.num_scheduled_tokens
+        is_planned = step is not None and num_scheduled == step.expected
+        if self._tails:
+            self._tails.resend(output, is_planned=is_planned)
         if step is None:
-            if not output.num_scheduled_tokens:
+            if not num_scheduled:
                 return
             step = self._step = unplanned()
-        check(self._scheduler, step, output.num_scheduled_tokens, self._stays)
+        if not is_planned:
+            find_strays(self._scheduler, step, num_scheduled, self._stays)
         step.started_s = self._loop.now()
         self.counters.started(self.core.state.mode)
 
@@ -344,10 +352,8 @@ class Conductor:
     def _cut_blocks(self) -> None:
         """Give back the blocks that the core has cut off: drafts that were rejected lay there."""
         if self._view.trimmed:
-            trimmed = compat.trim(self._scheduler, self._view.trimmed)
+            self.counters.trims += self._tails.cut(self._view.trimmed)
             self._view.trimmed.clear()
-            self._resend.update(dict.fromkeys(trimmed))
-            self.counters.trims += len(trimmed)
 
     def _forget_ended(self, step: Step) -> None:
         for request_id in step.work.request_ids:
@@ -357,7 +363,8 @@ class Conductor:
 
     def _forget(self, request_id: RequestId) -> None:
         self._stays.forget(request_id)
-        self._resend.pop(request_id, None)
+        self._tails.forget(request_id)
+        compat.forget_scheduled(self._scheduler, request_id)
         self._with_grammar.pop(request_id, None)
         self._displaced.pop(request_id, None)
 
@@ -398,6 +405,8 @@ class Conductor:
             held, self._held_back = self._held_back, {}
             for request in held.values():
                 self._tell_arrival(request)
+        if not self._blocked:
+            return
         ready = [request for request in self._blocked.values() if compat.can_start(self._scheduler, request)]
         for request in ready:
             del self._blocked[request.request_id]

@@ -22,6 +22,7 @@ def make_job(scheduler: Any, roster: Roster, work: DraftWork, with_probs: bool) 
         work.request_ids,
         work.incarnations,
         work.num_computed,
+        work.num_new,
         compat.new_tokens(scheduler, roster.find(work.batch, work.request_ids, work.incarnations), work),
         work.num_draft,
         with_probs,

@@ -36,7 +36,7 @@ class KVView:
         self._hits: list[tuple[RequestId, int, int]] = []
         self._freed: list[tuple[RequestId, int]] = []
         self.trimmed: list[RequestId] = []
-        self.pool = _Books(self)
+        self.pool = SharedPool(compat.num_usable_blocks(scheduler), scheduler.block_size, self, self.trimmed)
 
     def sync(self, released: Iterable[tuple[RequestId, int]]) -> None:
         """Read the free blocks anew, between two steps.
@@ -117,17 +117,3 @@ class KVView:
         find = self._scheduler.requests.get
         joining = [find(other) for other in self._growing if other != owner and self._is_joining(other)]
         return compat.num_own_blocks(self._scheduler, owner, [request for request in joining if request is not None])
-
-
-class _Books(SharedPool):
-    """Remembers who was cut: vLLM's blocks are cut as well, once the core has spoken."""
-
-    def __init__(self, view: KVView) -> None:
-        scheduler = view._scheduler
-        super().__init__(compat.num_usable_blocks(scheduler), scheduler.block_size, view)
-        self._trimmed = view.trimmed
-
-    def trim(self, owner: RequestId, num_tokens: int) -> int:
-        """See `KVPool.trim`."""
-        self._trimmed.append(owner)
-        return super().trim(owner, num_tokens)

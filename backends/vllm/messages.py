@@ -13,13 +13,14 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from minedraft.backends.vllm.errors import VllmWorldError
 
-PROTOCOL_VERSION: Final = 5
+PROTOCOL_VERSION: Final = 6
 _LENGTH: Final = struct.Struct("<I")
 _MAX_FRAME: Final = 1 << 28  # a length beyond this is garbage, not a message
 
@@ -63,6 +64,8 @@ class DraftJob(NamedTuple):
         work_id: of the work.
         freed: sessions, (request id, incarnation), to drop before anything else.
         request_ids: and the other columns: see `DraftEntry`.
+        num_new: how many of the `token_ids` are each entry's.
+        token_ids: of all entries, one after the other.
         with_probs: whether the drafts' probabilities are wanted.
     """
 
@@ -71,7 +74,8 @@ class DraftJob(NamedTuple):
     request_ids: Sequence[str]
     incarnations: Sequence[int]
     num_computed: Sequence[int]
-    token_ids: Sequence[list[int]]
+    num_new: Sequence[int]
+    token_ids: Sequence[int]
     num_draft: Sequence[int]
     with_probs: bool
 
@@ -86,7 +90,8 @@ class DraftJob(NamedTuple):
             [entry.request_id for entry in entries],
             [entry.incarnation for entry in entries],
             [entry.num_computed for entry in entries],
-            [entry.token_ids for entry in entries],
+            [len(entry.token_ids) for entry in entries],
+            [token for entry in entries for token in entry.token_ids],
             [entry.num_draft for entry in entries],
             with_probs,
         )
@@ -94,7 +99,9 @@ class DraftJob(NamedTuple):
     @property
     def entries(self) -> list[DraftEntry]:
         """The columns' rows."""
-        columns = self.request_ids, self.incarnations, self.num_computed, self.token_ids, self.num_draft
+        tokens = iter(self.token_ids)
+        token_ids = [list(islice(tokens, count)) for count in self.num_new]
+        columns = self.request_ids, self.incarnations, self.num_computed, token_ids, self.num_draft
         return [DraftEntry(*row) for row in zip(*columns, strict=True)]
 
 

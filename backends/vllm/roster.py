@@ -23,6 +23,10 @@ class Stays(dict[RequestId, int]):
 
     version = 0
 
+    def changed(self) -> None:
+        """Somebody has lost its place in vLLM, whether or not the core knows yet."""
+        self.version += 1
+
     def __setitem__(self, request_id: RequestId, incarnation: int) -> None:
         self.version += 1
         super().__setitem__(request_id, incarnation)
@@ -65,15 +69,6 @@ class Roster:
         self.handed: dict[int, tuple[tuple[RequestId, ...], tuple[int, ...]]] = {}
         self._scheduler = scheduler
         self._known: dict[int, _Known] = {}
-
-    def running(
-        self, batch: int, request_ids: tuple[RequestId, ...], incarnations: tuple[int, ...]
-    ) -> list[Any] | None:
-        """The same, having looked whether they still run: vLLM may take KV behind the core's back between two steps."""
-        requests = self.find(batch, request_ids, incarnations)
-        if requests is None or [request.status for request in requests].count(_RUNNING) == len(requests):
-            return requests
-        return None
 
     def find(self, batch: int, request_ids: tuple[RequestId, ...], incarnations: tuple[int, ...]) -> list[Any] | None:
         """The requests of a batch, aligned with the ids; None unless all of them run, in these incarnations."""

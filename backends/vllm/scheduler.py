@@ -66,6 +66,11 @@ class PSDScheduler(Scheduler):  # type: ignore[misc]
             compat.pack_prompts(output)
         return output
 
+    def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        """The one way in which a request loses its place, whoever wants it."""
+        super()._preempt_request(request, *args, **kwargs)
+        self.conductor.lost_place(request.request_id)
+
     def _reserve_prefill_lookahead(self, request: Any, num_computed_tokens: int, num_new_tokens: int) -> int:
         """The last word on a request's tokens in vLLM's scheduling loop; without lookahead it is free for ours."""
         if not self.conductor.marks:  # asked for every request of every step

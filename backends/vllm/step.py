@@ -72,8 +72,8 @@ def arrange(scheduler: Any, room: WaitingRoom, roster: Roster, work: VerifyWork,
         _take_back(scheduler, roster.stays, work)
     request_ids = work.request_ids
     handed = roster.handed.pop(work.batch, None)
-    requests = roster.running(work.batch, request_ids, work.incarnations)
-    if requests is None or max(work.num_new) > 1 or False in work.is_last:
+    requests, size = roster.find(work.batch, request_ids, work.incarnations), len(request_ids)
+    if requests is None or work.num_new.count(1) < size or work.is_last.count(True) < size:
         find = scheduler.requests.get
         step = Step(work, [None if request_id in gone else find(request_id) for request_id in request_ids])
         _arrange_each(scheduler, room, roster.stays, step)
@@ -82,7 +82,7 @@ def arrange(scheduler: Any, room: WaitingRoom, roster: Roster, work: VerifyWork,
     if handed != (request_ids, drafted):
         drafted = tuple(map(_cut_drafts, requests, drafted))
     step = Step(work, requests)
-    if drafted.count(drafted[0]) == len(drafted):
+    if drafted.count(drafted[0]) == size:
         step.expected = dict.fromkeys(request_ids, 1 + drafted[0])
     else:
         step.expected = {request_id: 1 + num for request_id, num in zip(request_ids, drafted, strict=True)}
@@ -149,8 +149,8 @@ def _arrange_prompt(scheduler: Any, room: WaitingRoom, stays: Stays, step: Step,
     step.expected[request_id] = mark - start
 
 
-def check(scheduler: Any, step: Step, num_scheduled: dict[RequestId, int], stays: Stays) -> None:
-    """Compare what vLLM scheduled with the plan; differences become strays.
+def find_strays(scheduler: Any, step: Step, num_scheduled: dict[RequestId, int], stays: Stays) -> None:
+    """Compare what vLLM scheduled with the plan, from which it differs; most differences become strays.
 
     Args:
         scheduler: vLLM's.
@@ -158,8 +158,6 @@ def check(scheduler: Any, step: Step, num_scheduled: dict[RequestId, int], stays
         num_scheduled: tokens by request, as vLLM has it.
         stays: of the requests that vLLM runs; written here.
     """
-    if num_scheduled == step.expected:
-        return
     is_last = dict(zip(step.work.request_ids, step.work.is_last, strict=True))
     running = {request.request_id for request in step.running}
     requests = {request.request_id: request for request in step.requests if request is not None}
@@ -205,8 +203,10 @@ def read_result(step: Step, outputs: dict[int, Any], num_running: int) -> Verify
     work, sampled = step.work, step.sampled
     if not step.expected:
         step.sampled = [0] * len(work.request_ids)
-    if num_running == step.num_running and not step.strays and 0 not in sampled and False not in work.is_last:
-        return VerifyResult(tuple(map(sub, sampled, repeat(1))), tuple(sampled))
+    if num_running == step.num_running and not step.strays and work.is_last.count(True) == len(sampled):
+        accepted = tuple(map(sub, sampled, repeat(1)))
+        if -1 not in accepted:
+            return VerifyResult(accepted, tuple(sampled))
     return _read_each(step, outputs)
 
 

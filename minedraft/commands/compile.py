@@ -26,13 +26,14 @@ from minedraft.commands.errors import FAILED_CHECK, CommandError, unusable_file
 from minedraft.compiled import FOLDER, HOME, PACKAGE, PURE_PYTHON, STAMP, find_build, hash_of
 
 # What runs once per step or request. Left out although hot: modules whose classes others inherit from, which a compiled
-# class doesn't allow (`kv_cache`, policies, cost and acceptance models), and generators that hold a file open
+# class doesn't allow (policies, cost and acceptance models), and generators that hold a file open
 # (`journal`), which compiled code doesn't close when they are dropped. tests/test_compiled.py says what else is asked.
 MODULES: Final = (
     "minedraft.backend",
     "minedraft.batch",
     "minedraft.drafting",
     "minedraft.engine",
+    "minedraft.kv_cache",
     "minedraft.memory_pressure",
     "minedraft.metrics",
     "minedraft.policy",

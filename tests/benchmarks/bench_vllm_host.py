@@ -11,9 +11,10 @@ k drafts of which almost none is accepted:
 Two ways to leave the model out:
 
 * with the model (default): the engine runs as ever. CPU time of the scheduler's thread is measured: waiting doesn't
-  count. Between the two calls the thread sleeps as long as a large model would take (`--model-ms`), in which the drafts
-  arrive; other programs, and the small model that does run, have used the caches when it wakes. Target and drafter are
-  pinned to a core each.
+  count. Between the two calls the thread waits as long as a large model would take (`--model-ms`), in which the drafts
+  arrive; then the small model that does run uses the caches. Target and drafter are pinned to a core each. The thread
+  waits as vLLM has it wait for GPUs, which is by spinning (`torch.Event.synchronize()`; with several ranks
+  `sched_yield()` in a loop), or sleeps (`--wait sleep`), after which a shared machine is slower at everything.
 * `--no-model`: the two calls are made in a loop, with made-up outputs, and a drafter that answers at once; messages are
   still encoded and written to a socket. Caches stay as warm as in a process that has a core to itself.
 
@@ -21,6 +22,8 @@ What minedraft adds is its two calls less vLLM's own part of them, in one proces
 pace between two engines doesn't count. It is given beside stock's two calls with 64 requests, and beside vLLM's own
 part. A proposer's drafts reach stock's scheduler by a third call, `update_draft_token_ids()`; minedraft takes them in
 within the two.
+
+Reading the clocks is a part of what minedraft seems to add; what they add to stock tells how large.
 
 Of the steps, the fastest tenth counts, which other load on the machine disturbs least. Needs vLLM.
 """
@@ -35,7 +38,7 @@ import tempfile
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ.update(
     HF_HUB_OFFLINE="1",
@@ -67,7 +70,27 @@ class ConstantProposer:
         return [[1] * self.num_speculative_tokens if ids else [] for ids in sampled_token_ids]
 
 
-def timed(model_s: float | None, *bases: type[Any]) -> type[Any]:
+def spin(seconds: float) -> None:
+    """As vLLM waits for the workers of a GPU."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        os.sched_yield()
+
+
+WAITS = {"spin": spin, "sleep": time.sleep}
+
+
+class Wait(NamedTuple):
+    """How the model's time is spent."""
+
+    seconds: float
+    how: str
+
+    def __call__(self) -> None:
+        WAITS[self.how](self.seconds)
+
+
+def timed(wait: Wait | None, *bases: type[Any]) -> type[Any]:
     """vLLM's scheduler, or one derived from it, with a clock around the two calls and around vLLM's part of them."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -95,8 +118,8 @@ def timed(model_s: float | None, *bases: type[Any]) -> type[Any]:
             self.drafts_s += time.thread_time() - started_s
 
         def get_grammar_bitmask(self, scheduler_output: Any) -> Any:
-            if scheduler_output.num_scheduled_tokens and model_s is not None:  # the model is about to run
-                time.sleep(model_s)
+            if scheduler_output.num_scheduled_tokens and wait is not None:  # the model is about to run
+                wait()
             return super().get_grammar_bitmask(scheduler_output)
 
         def schedule(self, throttle_prefills: bool = False) -> Any:
@@ -156,19 +179,19 @@ class InstantDrafter:
         self._channel.close()
 
 
-def engine(models: Path, mode: str, num_running: int, k: int, model_s: float | None, cpus: list[int]) -> Any:
+def engine(models: Path, mode: str, num_running: int, k: int, wait: Wait | None, cpus: list[int]) -> Any:
     """A vLLM engine with stock scheduler, or in a mode of minedraft."""
     from vllm import LLM
 
     from minedraft.backends.vllm.scheduler import PSDScheduler
 
     proposer = "bench_vllm_host.ConstantProposer"
-    extra: dict[str, Any] = {"scheduler_cls": timed(model_s)}
+    extra: dict[str, Any] = {"scheduler_cls": timed(wait)}
     if mode != "stock":
         proposer = "minedraft.backends.vllm.null_proposer.NullProposer"
         drafter = {"engine": {"model": str(models / "other")}, "deadline_s": 60.0, "cpus": cpus}
         extra = {
-            "scheduler_cls": timed(model_s, PSDScheduler),
+            "scheduler_cls": timed(wait, PSDScheduler),
             "additional_config": {"minedraft": {"mode": mode, "drafter": drafter}},
         }
     speculative = {"method": "custom_class", "model": proposer, "num_speculative_tokens": k}
@@ -228,13 +251,13 @@ def run_made_up(llm: Any, num_rows: int, num_running: int, num_steps: int, k: in
 
 
 def measure(
-    models: Path, name: str, k: int, num_steps: int, model_s: float | None, cpus: list[int]
+    models: Path, name: str, k: int, num_steps: int, wait: Wait | None, cpus: list[int]
 ) -> tuple[float, float, float, float]:
     """CPU seconds per step: the first four of `STEPS`."""
     mode, num_rows, num_running = MODES[name]
-    llm = engine(models, mode, num_running, k, model_s, cpus)
+    llm = engine(models, mode, num_running, k, wait, cpus)
     STEPS.clear()
-    if model_s is None:
+    if wait is None:
         run_made_up(llm, num_rows, num_running, num_steps, k)
     else:
         run_model(llm, num_running, num_steps)
@@ -252,7 +275,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200, help="tokens per request")
     parser.add_argument("-k", type=int, default=4)
     parser.add_argument("--best-of", type=int, default=1, help="take the least of several rounds over all engines")
-    parser.add_argument("--model-ms", type=float, default=40.0, help="sleep in the place of a large model's step")
+    parser.add_argument("--model-ms", type=float, default=40.0, help="wait in the place of a large model's step")
+    parser.add_argument("--wait", choices=WAITS, default="spin", help="how")
     parser.add_argument("--no-model", action="store_true", help="made-up outputs, in a loop")
     parser.add_argument("--modes", default=",".join(MODES))
     arguments = parser.parse_args()
@@ -264,7 +288,7 @@ def main() -> None:
     cores = sorted(os.sched_getaffinity(0))
     drafter_cores = cores[1:2]
     os.sched_setaffinity(0, cores[:1])
-    model_s = None if arguments.no_model else arguments.model_ms / 1e3
+    wait = None if arguments.no_model else Wait(arguments.model_ms / 1e3, arguments.wait)
     modes = arguments.modes.split(",")
     found: dict[str, list[tuple[float, float, float, float]]] = {mode: [] for mode in modes}
     with tempfile.TemporaryDirectory() as folder:
@@ -274,7 +298,7 @@ def main() -> None:
         make_tiny_llama(models / "other", seed=2, num_layers=1, **shape)
         for _ in range(arguments.best_of):
             for mode in modes:
-                found[mode].append(measure(models, mode, arguments.k, arguments.steps, model_s, drafter_cores))
+                found[mode].append(measure(models, mode, arguments.k, arguments.steps, wait, drafter_cores))
     print(f"k = {arguments.k}; CPU milliseconds per step, fastest tenth of the steps")
     least = {mode: min(runs, key=lambda run: run[0] + run[1]) for mode, runs in found.items()}
     stock_s = sum(least[modes[0]][:2])

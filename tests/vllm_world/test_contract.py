@@ -71,10 +71,16 @@ def test_private_names_are_known() -> None:
     """Only compat.py uses names of vLLM's that start with an underscore, and only those that this file looks at."""
     import minedraft.backends.vllm as package
 
-    known = {"_preempt_request", "_handle_blocked_waiting_request", "_all_token_ids", "_output_token_ids"}
+    known = {
+        "_preempt_request",
+        "_handle_blocked_waiting_request",
+        "_all_token_ids",
+        "_output_token_ids",
+        "_reuse_watchers",
+    }
     for path in Path(package.__path__[0]).glob("*.py"):
         tree = ast.parse(path.read_text())
-        own = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and is_self(node.value)}
+        own = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and is_own(node.value)}
         used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         private = {name for name in used - own - {"_exit"} if re.match("_[a-z]", name)}
         if path.name == "compat.py":
@@ -83,7 +89,10 @@ def test_private_names_are_known() -> None:
             assert not private & known, path.name
 
 
-def is_self(node: ast.AST) -> bool:
+def is_own(node: ast.AST) -> bool:
+    """Whether it is `self`, or `super()`, whose methods `test_overrides_replace_something` looks at."""
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id == "super"
     return isinstance(node, ast.Name) and node.id == "self"
 
 
@@ -133,6 +142,54 @@ def test_a_resumed_request_gets_its_whole_block_table() -> None:
     source = inspect.getsource(GPUModelRunner._update_states)
     assert "resumed_from_preemption = req_id in req_data.resumed_req_ids" in source
     assert "req_state.block_ids = new_block_ids" in source
+
+
+def test_blocks_can_be_taken_again() -> None:
+    """`take_blocks`: a free block is taken off the queue wherever it stands, and says whose it has become."""
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
+
+    assert takes(BlockPool.touch, "self", "blocks")
+    assert takes(BlockPool.free_blocks, "self", "ordered_blocks")
+    assert isinstance(SingleTypeKVCacheManager.records_new_block_ids, property)
+    pool = BlockPool(6, enable_caching=True, hash_block_size=4)
+    assert pool._reuse_watchers == {}
+    blocks = pool.get_new_blocks(3)
+    pool.free_blocks(blocks[::-1])
+    assert [(block.ref_cnt, block.block_hash) for block in blocks] == [(0, None)] * 3
+    pool.touch([blocks[1]])
+    assert blocks[1].ref_cnt == 1
+    others = pool.get_new_blocks(pool.get_num_free_blocks())
+    assert blocks[1].block_id not in {block.block_id for block in others}
+
+
+def test_vllm_allocates_only_what_a_request_does_not_hold() -> None:
+    """So that it has nothing to send to the workers for whoever has its tail again."""
+    from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
+
+    source = inspect.getsource(SingleTypeKVCacheManager.allocate_new_blocks)
+    assert "num_new_blocks = num_required_blocks - len(req_blocks)" in source
+    assert "if num_new_blocks <= 0:" in source
+
+
+def test_who_was_scheduled_matters_to_async_scheduling_only() -> None:
+    """vLLM's `prev_step_scheduled_req_ids`, which `_EverScheduled` replaces, says whose whole texts the workers get."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    source = inspect.getsource(Scheduler)
+    found = set(re.findall(r"self\.prev_step_scheduled_req_ids\S*", source))
+    assert found == {
+        "self.prev_step_scheduled_req_ids:",
+        "self.prev_step_scheduled_req_ids.clear()",
+        "self.prev_step_scheduled_req_ids.update(num_scheduled_tokens.keys())",
+    }
+    assert source.count("all_token_ids[req_id] = req.all_token_ids.copy()") == 1
+    lines = [line.strip() for line in inspect.getsource(GPUModelRunner).splitlines()]
+    uses = [i for i, line in enumerate(lines) if "req_data.all_token_ids" in line]
+    assert uses
+    for use in uses:
+        assert any(line.startswith("if self.use_async_scheduling") for line in lines[use - 4 : use])
 
 
 def test_workers_take_prompts_as_arrays() -> None:

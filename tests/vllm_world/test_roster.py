@@ -65,9 +65,10 @@ def test_who_does_not_run_is_not_found() -> None:
 
 def test_who_lost_its_row_behind_the_cores_back_is_found_out_before_a_step() -> None:
     roster, requests, ids = make()
-    assert roster.running(0, ids, (0, 1, 2)) is not None
-    requests["b"].status = None  # no stay has ended, as far as anybody has said
-    assert roster.running(0, ids, (0, 1, 2)) is None
+    assert roster.find(0, ids, (0, 1, 2)) is not None
+    requests["b"].status = None  # no stay has ended, as far as the core knows
+    roster.stays.changed()
+    assert roster.find(0, ids, (0, 1, 2)) is None
 
 
 def test_forgetting_a_stranger_changes_nothing() -> None:

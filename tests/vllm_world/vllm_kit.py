@@ -146,7 +146,7 @@ class Engine:
 
         for request in self.scheduler.running:
             held = compat.held_blocks(self.scheduler, request.request_id)
-            assert held <= -(-request.num_computed_tokens // BLOCK_SIZE), request.request_id
+            assert held <= -(-request.num_computed_tokens // self.scheduler.block_size), request.request_id
             assert request.num_computed_tokens < request.num_tokens or request.is_prefill_chunk
         self.conductor.core.state.batches.check_integrity(list(self.conductor.core.state.running.values()))
 

@@ -251,18 +251,20 @@ def _commit_columns(state: SchedulerState, batch: Batch, in_flight: VerifyInFlig
     if size < len(accepted):
         accepted, committed = accepted[:size], committed[:size]
     usual = tuple(map(operator.add, accepted, repeat(1)))
+    is_usual = committed == usual
     counts = set(accepted)
-    if committed != usual or min(counts) < 0 or max(counts) > columns.k:
+    if not is_usual or min(counts) < 0 or max(counts) > columns.k:
         for i in range(size):
             if committed[i] != usual[i] or not 0 <= accepted[i] <= columns.k:
                 _check_cut(work, i, accepted[i], committed[i], None if reasons is None else reasons[i])
     columns.commit(accepted, committed)
     assert state.draft_pool is not None
     columns.trim(state.target_pool, state.draft_pool)
-    batch.num_tokens += sum(committed)
+    num_accepted = sum(accepted)
+    batch.num_tokens += num_accepted + size if is_usual else sum(committed)
     state.num_rounds += size
     state.num_draft_tokens += size * columns.k
-    state.num_accepted_tokens += sum(accepted)
+    state.num_accepted_tokens += num_accepted
     return columns.ended(reasons)
 
 

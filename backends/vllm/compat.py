@@ -339,10 +339,10 @@ def cut_blocks(scheduler: Any, request_ids: Iterable[str]) -> list[Tail]:
     tables = scheduler.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks
     tails, freed = [], []
     for request_id in request_ids:
-        request = requests.get(request_id)
-        if request is None or request.status != RequestStatus.RUNNING:
+        blocks = tables.get(request_id)
+        if blocks is None:  # it has ended, or lost its place
             continue
-        blocks = tables.get(request_id, ())
+        request = requests[request_id]
         keep = -(-request.num_computed_tokens // block_size)
         if len(blocks) > keep:
             cut = blocks[keep:]
@@ -374,7 +374,7 @@ def take_blocks(scheduler: Any, tails: Iterable[Tail], num_new: Mapping[str, int
     for request, num_held, blocks in tails:
         request_id = request.request_id
         held = tables.get(request_id, ())
-        if len(held) != num_held or request.status != RequestStatus.RUNNING:
+        if len(held) != num_held:
             left.append(None)
             continue
         needed = max(0, (request.num_computed_tokens + num_new[request_id] - 1) // block_size + 1 - num_held)

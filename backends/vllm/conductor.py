@@ -390,10 +390,11 @@ class Conductor:
     # --- Events and works.
 
     def _take_in(self) -> None:
-        self._tell_inbox()
+        if self._inbox:
+            self._tell_inbox()
         if self._is_closed:
             self._hold_back()
-        else:
+        elif self._blocked or self._held_back:
             self._let_on()
         if self._channel is not None:
             for news in self._channel.poll():
@@ -405,8 +406,6 @@ class Conductor:
             held, self._held_back = self._held_back, {}
             for request in held.values():
                 self._tell_arrival(request)
-        if not self._blocked:
-            return
         ready = [request for request in self._blocked.values() if compat.can_start(self._scheduler, request)]
         for request in ready:
             del self._blocked[request.request_id]

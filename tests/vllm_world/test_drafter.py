@@ -289,7 +289,7 @@ def test_jobs_failures_and_stops_of_the_process(models: Path, oracle: Oracle) ->
 
     prompt = make_tokens(70, 40)
     expected = oracle.greedy(prompt, 3)[0]
-    channel = DrafterChannel(settings(hang_timeout_s=2.0, deadline_s=60.0), engine_arguments(models / "target"))
+    channel = DrafterChannel(settings(hang_timeout_s=5.0, deadline_s=60.0), engine_arguments(models / "target"))
     try:
         hello = channel.wait_ready()
         assert hello.num_blocks == hello.num_free_blocks == NUM_BLOCKS

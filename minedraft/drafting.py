@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import operator
-from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from minedraft.batch import Batch
 from minedraft.kv_cache import KVPool, blocks_for
@@ -13,17 +12,20 @@ from minedraft.policy import PolicyError
 from minedraft.sequence import SequenceState
 from minedraft.state import SchedulerState
 from minedraft.steady import Columns
-from minedraft.work import DraftResult, DraftWork, WorldError, ZeroDraft
+from minedraft.work import PREFILL, DraftResult, DraftWork, WorldError, ZeroDraft, draft_work
 
 # After a round the drafter lags by one committed token, or two if every draft was accepted.
 MAX_ROUTINE_INGEST = 2
 
 
-class DraftInFlight(NamedTuple):
+class DraftInFlight:
     """A submitted draft work and whom it is for."""
 
-    work: DraftWork
-    seqs: tuple[SequenceState, ...]
+    __slots__ = ("seqs", "work")
+
+    def __init__(self, work: DraftWork, seqs: tuple[SequenceState, ...]) -> None:
+        self.work = work
+        self.seqs = seqs
 
 
 class _Entries:
@@ -77,6 +79,8 @@ def wants_draft(state: SchedulerState, batch: Batch) -> bool:
         if _length_of_all(state, batch) and batch.columns.has_room():
             return True
         batch.columns.refresh()
+    if state.asks_once_per_batch:
+        return any(can_draft(seq) for seq in batch.members.values()) and _length_of_all(state, batch) > 0
     return any(can_draft(seq) and _wanted_length(state, batch, seq) > 0 for seq in batch.members.values())
 
 
@@ -110,7 +114,7 @@ def mark_undrafted(state: SchedulerState, batch: Batch) -> None:
 
 def _standing_cause(seq: SequenceState) -> ZeroDraft:
     if seq.num_uncomputed > 1 or not seq.round:
-        return ZeroDraft.PREFILL
+        return PREFILL
     return ZeroDraft.LENGTH_LIMIT if seq.max_draft else seq.no_draft_cause
 
 
@@ -160,7 +164,7 @@ def _steady_work(state: SchedulerState, batch: Batch, work_id: int) -> DraftInFl
     """The work of a batch of which every member is in the columns."""
     columns = batch.columns
     columns.start_drafting(work_id)
-    work = DraftWork(
+    work = draft_work(
         work_id,
         batch.index,
         columns.request_ids,
@@ -231,7 +235,7 @@ def _sort_others(batch: Batch) -> tuple[list[SequenceState], list[SequenceState]
             num_lagging += seq.num_tokens - seq.num_draft_computed > MAX_ROUTINE_INGEST
         else:
             prefills.append(seq)
-            seq.zero_cause = ZeroDraft.PREFILL
+            seq.zero_cause = PREFILL
     return decodes, prefills, num_lagging
 
 
@@ -251,6 +255,7 @@ def _plan_decodes(
     policy: Any = state.policies.draft_length
     choose = policy.num_draft_tokens
     index, batch_view, load = batch.index, batch.view, state.load
+    once, num_victims, wanted = state.asks_once_per_batch, -1, 0
     if spare < len(decodes) * state.config.num_speculative_tokens:
         first = decodes[0].round % len(decodes) if decodes else 0  # not always the same ones go short
         decodes = decodes[first:] + decodes[:first]
@@ -266,11 +271,15 @@ def _plan_decodes(
             if seq.draft_capacity:  # it is never drafted again
                 state.drop_draft_kv(seq)
             continue
-        try:
-            answer: object = choose(seq.view, batch_view, load)
-        except Exception as error:
-            raise PolicyError(f"draft_length policy failed on {seq.request_id!r}: {error}") from error
-        wanted = answer if type(answer) is int and answer >= 0 else _checked_length(repr(seq.request_id), answer)
+        if not once:
+            try:
+                answer: object = choose(seq.view, batch_view, load)
+            except Exception as error:
+                raise PolicyError(f"draft_length policy failed on {seq.request_id!r}: {error}") from error
+            wanted = answer if type(answer) is int and answer >= 0 else _checked_length(repr(seq.request_id), answer)
+        elif num_victims != state.num_victims:  # at first, and when the batch may have become smaller
+            num_victims = state.num_victims
+            wanted = _length_of_all(state, batch)
         if wanted < num_draft:
             num_draft = wanted
         if spare < num_draft:
@@ -338,6 +347,10 @@ def _fit_draft_kv(state: SchedulerState, seq: SequenceState, num_draft: int, pla
     if not seq.draft_capacity and not state.has_draft_room(needed):
         seq.zero_cause = ZeroDraft.DRAFT_KV
         return 0
+    capacity = pool.reserve(seq.request_id, needed)
+    if capacity:
+        seq.draft_capacity = capacity
+        return num_draft
     capacity = reserve_draft(state, seq, needed, [*placed, seq])
     if capacity < seq.num_tokens:
         capacity = reserve_draft(state, seq, seq.num_tokens, [*placed, seq])
@@ -362,10 +375,10 @@ def _make_work(state: SchedulerState, batch: Batch, work_id: int, entries: _Entr
     columns.note_round()
     if num_steady:
         columns.start_drafting(work_id)
-    others = seqs[num_steady:]
+    others = seqs[num_steady:] if num_steady else seqs
     for seq in others:
         seq.drafting = seq.in_drafter = True
-    work = DraftWork(
+    work = draft_work(
         work_id,
         batch.index,
         columns.request_ids + tuple([seq.request_id for seq in others]),
@@ -386,39 +399,48 @@ def apply_draft(state: SchedulerState, in_flight: DraftInFlight, result: DraftRe
     Raises:
         WorldError: the result doesn't fit the work.
     """
-    work, seqs = in_flight
+    work, seqs = in_flight.work, in_flight.seqs
     drafted, probs = result.num_drafted, result.probs
     if len(drafted) != len(seqs) or (probs is not None and len(probs) != len(seqs)):
         raise WorldError(f"draft work {work.work_id} has {len(seqs)} entries, its result {len(drafted)}")
     if probs is not None and state.has_steady_rounds:
         state.has_steady_rounds = False  # each request's own have to be kept
         state.settle()
+    wanted = work.num_draft
+    if drafted != wanted:
+        _check_counts(work, drafted)
     columns = state.batches.batches[work.batch].columns
-    first = 0
+    incarnations, starts, new = work.incarnations, work.num_computed, work.num_new
     if columns.seqs and columns.work_id == work.work_id:
-        if drafted == work.num_draft:
+        if drafted == wanted:
             first = len(columns.seqs)
             columns.take_drafts()
             if first == len(seqs):
                 return
+            seqs, incarnations, starts, new = seqs[first:], incarnations[first:], starts[first:], new[first:]
+            drafted, wanted = drafted[first:], wanted[first:]
         else:
             columns.settle()
-    # In two halves: the type of `zip` knows no more than five columns.
-    planned = zip(seqs, work.incarnations, work.num_computed, work.num_new, work.num_draft, strict=True)
-    rows = zip(planned, drafted, strict=True)
-    for i, ((seq, incarnation, num_computed, num_new, wanted), count) in enumerate(islice(rows, first, None), first):
-        if not 0 <= count <= wanted:
-            raise WorldError(f"draft work {work.work_id}: {count} drafts for {seq.request_id!r}, asked for {wanted}")
+    # Not strict, since mypyc turns only this into a loop without iterators: they are half of the cost of a small batch.
+    for i, (seq, incarnation, start, num_new, count) in enumerate(
+        zip(seqs, incarnations, starts, new, drafted)  # noqa: B905
+    ):
         if seq.incarnation != incarnation or not seq.drafting:
             continue
         seq.drafting = False
-        seq.num_draft_computed = num_computed + num_new
+        seq.num_draft_computed = start + num_new
         if count:
             seq.num_drafted = seq.num_selected = count
             if probs is not None:
                 seq.probs = probs[i]
-        elif wanted:
+        elif wanted[i]:
             seq.zero_cause = ZeroDraft.DRAFT_FAILED
+
+
+def _check_counts(work: DraftWork, drafted: tuple[int, ...]) -> None:
+    for request_id, wanted, count in zip(work.request_ids, work.num_draft, drafted, strict=True):
+        if not 0 <= count <= wanted:
+            raise WorldError(f"draft work {work.work_id}: {count} drafts for {request_id!r}, asked for {wanted}")
 
 
 def cancel_draft(state: SchedulerState, in_flight: DraftInFlight, cause: ZeroDraft) -> None:

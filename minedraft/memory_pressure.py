@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from minedraft.batch import BatchPhase
+from minedraft.batch import VERIFYING_PHASE
 from minedraft.kv_cache import KVPool
 from minedraft.policy import KVNeed, PolicyError, PreemptionMode, Victim
 from minedraft.request import RequestId
@@ -112,7 +112,7 @@ def _evict_draft_kv(
     state: SchedulerState, pool: KVPool, seq: SequenceState, num_tokens: int, busy: set[RequestId]
 ) -> int:
     state.settle()
-    verifying = {batch.index for batch in state.batches.batches if batch.phase is BatchPhase.VERIFYING}
+    verifying = {batch.index for batch in state.batches.batches if batch.phase is VERIFYING_PHASE}
     candidates = [
         other
         for other in state.running.values()

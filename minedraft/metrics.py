@@ -59,6 +59,7 @@ class Kept(NamedTuple):
 MAX_KEPT: Final = Kept(100_000, 2_000_000, 1_000_000)  # 60 MB, and about as much again while it is summarised
 FOLD_SHARE: Final = 8  # what is kept of a longer run may grow by one in so many of these before it is folded again
 
+NAN: Final = float("nan")
 NO_STAY: Final = -1
 Verifying = tuple[VerifyWork, list[int], float]  # a work, the rows of its entries, when it was submitted in seconds
 NO_WORK: Final[Verifying] = (VerifyWork(-1, -1, *((),) * 10), [], 0.0)
@@ -128,6 +129,8 @@ class MetricsCollector:
         # Per work.
         self._verify_spans = array("d")
         self._draft_spans = array("d")
+        self._new_verify_spans: list[float] = []  # those to come, emptied by _flush
+        self._new_draft_spans: list[float] = []
         self._num_drafted_tokens = 0
         self._num_failed_works = 0
         self._num_drafter_losses = 0
@@ -155,7 +158,8 @@ class MetricsCollector:
             return
         before, rows, _ = self._previous.get(work.batch, NO_WORK)
         if before.request_ids != work.request_ids or before.incarnations != work.incarnations:
-            rows = list(map(self._row_of.__getitem__, work.request_ids))
+            row_of = self._row_of
+            rows = [row_of[request_id] for request_id in work.request_ids]
             self._note_stays(now_s, rows, work.incarnations)
         self._verifying[work.work_id] = self._previous[work.batch] = (work, rows, now_s)
 
@@ -272,19 +276,20 @@ class MetricsCollector:
             limit = min(limit, max(1, self._max_model_len - request.prompt_len))
         self._status.append(OPEN)
         self._arrival_s.append(request.arrival_s)
-        self._end_s.append(np.nan)
+        self._end_s.append(NAN)
         self._prompt_len.append(request.prompt_len)
         self._limit.append(limit)
         self._stay.append(NO_STAY)
-        self._first_scheduled_s.append(np.nan)
+        self._first_scheduled_s.append(NAN)
 
     def _note_stays(self, now_s: float, rows: list[int], incarnations: tuple[int, ...]) -> None:
         """Look for requests that are in the running set for the first time, or again."""
         stay = self._stay
-        for row, incarnation in zip(rows, incarnations, strict=True):
-            if stay[row] == incarnation:
+        for row, incarnation in zip(rows, incarnations):  # noqa: B905 - mypyc turns only this into a plain loop
+            known = stay[row]
+            if known == incarnation:
                 continue
-            if stay[row] == NO_STAY:
+            if known == NO_STAY:
                 self._first_scheduled_s[row] = now_s
             else:
                 self._num_preemptions += 1
@@ -312,7 +317,7 @@ class MetricsCollector:
 
     def _drafted_done(self, event: WorkDone, result: DraftResult) -> None:
         if self._drafting.pop(event.work_id, None) is not None:
-            self._draft_spans.extend((event.started_s, event.ended_s))
+            self._new_draft_spans += (event.started_s, event.ended_s)
             self._num_drafted_tokens += sum(result.num_drafted)
 
     def _verified(self, now_s: float, event: WorkDone, result: VerifyResult) -> None:
@@ -327,11 +332,11 @@ class MetricsCollector:
         self._seen_s.append(now_s)
         self._num_entries.append(len(rows))
         self._causes += work.zero_draft
-        self._verify_spans.extend((event.started_s, event.ended_s))
+        self._new_verify_spans += (event.started_s, event.ended_s)
         sizes = work.batch_sizes
         self._batch_sizes[sizes] = self._batch_sizes.get(sizes, 0) + 1
         if result.finish_reasons is not None:
-            for row, reason in zip(rows, result.finish_reasons, strict=True):
+            for row, reason in zip(rows, result.finish_reasons):  # noqa: B905 - as above
                 if reason is not None:
                     self._end(row, STATUS_OF[reason])
         if len(self._rows) >= FLUSH_ROWS:
@@ -355,7 +360,10 @@ class MetricsCollector:
             num_rows=len(self._status),
             origin_s=self._first_arrival_s,
         )
-        self._seen_s.clear()
+        self._verify_spans.extend(self._new_verify_spans)
+        self._draft_spans.extend(self._new_draft_spans)
+        for times in (self._seen_s, self._new_verify_spans, self._new_draft_spans):
+            times.clear()
         counts = (self._rows, self._drafted, self._accepted, self._committed, self._num_entries, self._causes)
         for column in counts:
             column.clear()

@@ -86,6 +86,12 @@ class SequenceStatus(enum.IntEnum):
     FINISHED = 3
 
 
+# Names of their own, see `minedraft.batch`.
+WAITING: Final = SequenceStatus.WAITING
+RUNNING: Final = SequenceStatus.RUNNING
+PREEMPTED: Final = SequenceStatus.PREEMPTED
+FINISHED: Final = SequenceStatus.FINISHED
+
 LEGAL_TRANSITIONS: Final[dict[SequenceStatus, frozenset[SequenceStatus]]] = {
     SequenceStatus.WAITING: frozenset({SequenceStatus.RUNNING, SequenceStatus.FINISHED}),
     SequenceStatus.RUNNING: frozenset({SequenceStatus.PREEMPTED, SequenceStatus.FINISHED}),

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
-from minedraft.batch import Batch, BatchPhase
+from minedraft.batch import DRAFTED_PHASE, DRAFTING_PHASE, IDLE_PHASE, VERIFYING_PHASE, Batch
 from minedraft.drafting import DraftInFlight, apply_draft, build_draft, cancel_draft, mark_undrafted, wants_draft
 from minedraft.kv_cache import KVPool, NoPool, PagedPool
 from minedraft.policy import Mode, Policies, PolicyError
@@ -138,7 +138,7 @@ class Scheduler:
         state, manager = self.state, self.state.batches
         num_active = state.num_active_batches
         for batch in manager.batches[num_active:]:
-            if batch.phase is BatchPhase.IDLE and batch.members:
+            if batch.phase is IDLE_PHASE and batch.members:
                 room = manager.max_batch_size - manager.batches[0].size
                 manager.move([(seq, 0) for seq in islice(tuple(batch.members.values()), room)])
         if num_active < 2 or not state.running:
@@ -168,7 +168,7 @@ class Scheduler:
             if type(to_batch) is not int or not 0 <= to_batch < num_active or to_batch == seq.batch:
                 raise PolicyError(f"rebalance policy moves {seq.request_id!r} to batch {to_batch!r}")
             source = manager.batches[seq.batch]
-            if source.phase is not BatchPhase.IDLE or seq.request_id not in source.members:
+            if source.phase is not IDLE_PHASE or seq.request_id not in source.members:
                 raise PolicyError(f"rebalance policy moves {seq.request_id!r} out of a batch that is not IDLE")
             sizes[seq.batch] -= 1
             sizes[to_batch] += 1
@@ -184,17 +184,17 @@ class Scheduler:
         batch = self._next_for_target()
         if batch is None:
             return False
-        if batch.phase is BatchPhase.IDLE:
+        if batch.phase is IDLE_PHASE:
             if state.speculating:
                 mark_undrafted(state, batch)
-            state.batches.set_phase(batch, BatchPhase.DRAFTED)
+            state.batches.set_phase(batch, DRAFTED_PHASE)
         made = build_verify(state, batch, self._next_work_id)
         if made is None:
             # All members were preempted, which already turned the batch IDLE.
-            assert batch.phase is BatchPhase.IDLE, batch.index
+            assert batch.phase is IDLE_PHASE, batch.index
             return True
         self._next_work_id += 1
-        state.batches.set_phase(batch, BatchPhase.VERIFYING)
+        state.batches.set_phase(batch, VERIFYING_PHASE)
         self._verify = made
         works.append(made.work)
         return True
@@ -210,7 +210,7 @@ class Scheduler:
             if not batch.members or (best is not None and batch.phase_stamp > best.phase_stamp):
                 continue
             phase = batch.phase
-            if phase is BatchPhase.DRAFTED or (phase is BatchPhase.IDLE and not wants_draft(self.state, batch)):
+            if phase is DRAFTED_PHASE or (phase is IDLE_PHASE and not wants_draft(self.state, batch)):
                 best = batch
         return best
 
@@ -219,19 +219,22 @@ class Scheduler:
         if not self._can_draft():
             return False
         state = self.state
-        batches = [b for b in state.batches.batches if b.phase is BatchPhase.IDLE and b.members]
+        batches: list[Batch] = []
+        for batch in state.batches.batches:
+            if batch.phase is IDLE_PHASE and batch.members:
+                batches.append(batch)  # noqa: PERF401 - a comprehension costs more for so few
         if len(batches) > 1:
             batches.sort(key=lambda batch: batch.phase_stamp)
         for batch in batches:
             made = build_draft(state, batch, self._next_work_id)
             if made is not None:
                 self._next_work_id += 1
-                state.batches.set_phase(batch, BatchPhase.DRAFTING)
+                state.batches.set_phase(batch, DRAFTING_PHASE)
                 self._draft = made
                 works.append(made.work)
                 return True
             if self._verify is None and batch.members:  # else it stays open for others to join
-                state.batches.set_phase(batch, BatchPhase.DRAFTED)
+                state.batches.set_phase(batch, DRAFTED_PHASE)
                 return True
         return False
 
@@ -295,7 +298,7 @@ class Scheduler:
             outputs = apply_verify(self.state, batch, verify, result)
             self._verify = None
             batch.num_failures = 0
-            self.state.batches.set_phase(batch, BatchPhase.IDLE)
+            self.state.batches.set_phase(batch, IDLE_PHASE)
             return outputs
         if draft is not None and event.work_id == draft.work.work_id:
             if not isinstance(result, DraftResult):
@@ -309,7 +312,7 @@ class Scheduler:
     def _end_draft(self, draft: DraftInFlight) -> None:
         self._draft = None
         batch = self.state.batches.batches[draft.work.batch]
-        self.state.batches.set_phase(batch, BatchPhase.DRAFTED if batch.members else BatchPhase.IDLE)
+        self.state.batches.set_phase(batch, DRAFTED_PHASE if batch.members else IDLE_PHASE)
 
     def _ignore_void(self, work_id: int) -> None:
         if work_id not in self._void_work_ids:
@@ -329,7 +332,7 @@ class Scheduler:
         batch = state.batches.batches[verify.work.batch]
         self._verify = None
         cancel_verify(state, verify)
-        state.batches.set_phase(batch, BatchPhase.IDLE)
+        state.batches.set_phase(batch, IDLE_PHASE)
         batch.num_failures += 1
         if batch.num_failures < self.config.max_verify_failures:
             return []

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from minedraft.request import LEGAL_TRANSITIONS, Request, RequestId, SequenceStatus
-from minedraft.work import ZeroDraft
+from minedraft.request import LEGAL_TRANSITIONS, RUNNING, WAITING, Request, RequestId, SequenceStatus
+from minedraft.work import PREFILL, ZeroDraft
 
 NO_INCARNATION = -1
 NO_BATCH = -1
@@ -96,7 +96,7 @@ class SequenceState:
         self.limit = limit
         self.draft_limit = draft_limit
         self.max_draft = max_draft
-        self.status = SequenceStatus.WAITING
+        self.status = WAITING
         self.incarnation = NO_INCARNATION
         self.round = 0
         self.num_tokens = request.prompt_len
@@ -107,7 +107,7 @@ class SequenceState:
         self.probs: tuple[float, ...] = ()
         self.drafting = False
         self.in_drafter = False
-        self.zero_cause = ZeroDraft.PREFILL
+        self.zero_cause = PREFILL
         self.no_draft_cause = ZeroDraft.OPTED_OUT
         self.target_capacity = 0
         self.draft_capacity = 0
@@ -132,7 +132,7 @@ class SequenceState:
     def start(self, incarnation: int, num_cached: int) -> None:
         """Enter the running set with no KV computed but what the pool has cached, and no draft pending."""
         assert 0 <= num_cached < self.num_tokens, (self.request_id, num_cached)
-        self.set_status(SequenceStatus.RUNNING)
+        self.set_status(RUNNING)
         self.incarnation = incarnation
         self.round = 0
         self.num_uncomputed = self.num_tokens - num_cached

@@ -11,7 +11,7 @@ from typing import Any
 from minedraft.batch import BatchManager
 from minedraft.kv_cache import KVPool, blocks_for
 from minedraft.policy import Mode, Policies, PolicyError, PreemptionMode
-from minedraft.request import FinishReason, Request, RequestId, RequestOutput, SequenceStatus
+from minedraft.request import FINISHED, PREEMPTED, RUNNING, FinishReason, Request, RequestId, RequestOutput
 from minedraft.scheduler_config import SchedulerConfig
 from minedraft.sequence import NO_INCARNATION, SequenceState
 from minedraft.waiting import Rank, WaitingQueue
@@ -27,6 +27,7 @@ class SchedulerState:
         target_freed: (id, incarnation) pairs whose target KV the world has yet to be told to drop.
         draft_freed: the same for the drafter.
         num_rounds: per-request verifications that carried drafts, over all requests.
+        asks_once_per_batch: whether the draft-length policy need not be asked about each request.
         has_steady_rounds: whether policies and world allow of `steady.py`.
     """
 
@@ -59,8 +60,8 @@ class SchedulerState:
         self.num_accepted_tokens = 0
         self._next_incarnation = 0
         self.keeps_all_drafts = config.draft_capacity is None and getattr(policies.selection, "keeps_all", False)
-        answers_for_all = hasattr(policies.draft_length, "num_draft_tokens_of_all")
-        self.has_steady_rounds = self.keeps_all_drafts and answers_for_all and draft_pool is not None
+        self.asks_once_per_batch = hasattr(policies.draft_length, "num_draft_tokens_of_all")
+        self.has_steady_rounds = self.keeps_all_drafts and self.asks_once_per_batch and draft_pool is not None
         self.load = Load(self)
 
     def set_mode(self, mode: Mode) -> None:
@@ -220,7 +221,7 @@ class SchedulerState:
         rank = self._rank(seq)  # before anything is changed: a policy may fail
         self._leave(seq)
         seq.reset_progress()
-        seq.set_status(SequenceStatus.PREEMPTED)
+        seq.set_status(PREEMPTED)
         seq.num_preemptions += 1
         self.waiting.push(seq, rank)
 
@@ -234,11 +235,11 @@ class SchedulerState:
         Returns:
             An output if it is at its length limit.
         """
-        was_running = seq.status is SequenceStatus.RUNNING
+        was_running = seq.status is RUNNING
         if was_running:
             rank = self._rank(seq)  # before anything is changed: a policy may fail
             self._leave(seq)
-            seq.set_status(SequenceStatus.PREEMPTED)
+            seq.set_status(PREEMPTED)
             seq.num_preemptions += 1
             self.waiting.push(seq, rank)
         seq.num_tokens = num_tokens
@@ -252,11 +253,11 @@ class SchedulerState:
 
     def finish(self, seq: SequenceState, reason: FinishReason, detail: str = "") -> RequestOutput:
         """End a request, wherever it is."""
-        was_running = seq.status is SequenceStatus.RUNNING
+        was_running = seq.status is RUNNING
         if was_running:
             self._leave(seq)
         seq.reset_progress()
-        seq.set_status(SequenceStatus.FINISHED)
+        seq.set_status(FINISHED)
         if not was_running:
             self.waiting.note_dead()
         del self.sequences[seq.request_id]

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import operator
-from itertools import islice, repeat
-from typing import Any, Final, NamedTuple
+from itertools import repeat
+from typing import Any, Final
 
-from minedraft.batch import Batch, BatchPhase
+from minedraft.batch import IDLE_PHASE, Batch
 from minedraft.memory_pressure import reserve_target
 from minedraft.policy import Draft, PolicyError
 from minedraft.request import FinishReason, RequestOutput
 from minedraft.sequence import SequenceState
 from minedraft.state import SchedulerState
 from minedraft.steady import DRAFTED, Ended
-from minedraft.work import NUM_ZERO_DRAFT_CAUSES, VerifyResult, VerifyWork, WorldError, ZeroDraft
+from minedraft.work import NUM_ZERO_DRAFT_CAUSES, PREFILL, VerifyResult, VerifyWork, WorldError, ZeroDraft, verify_work
 
 NO_ZERO_DRAFTS: Final = (0,) * NUM_ZERO_DRAFT_CAUSES
 
 
-class VerifyInFlight(NamedTuple):
+class VerifyInFlight:
     """A submitted verify work and whom it is for."""
 
-    work: VerifyWork
-    seqs: tuple[SequenceState, ...]
+    __slots__ = ("seqs", "work")
+
+    def __init__(self, work: VerifyWork, seqs: tuple[SequenceState, ...]) -> None:
+        self.work = work
+        self.seqs = seqs
 
 
 def build_verify(state: SchedulerState, batch: Batch, work_id: int) -> VerifyInFlight | None:
@@ -42,7 +45,7 @@ def build_verify(state: SchedulerState, batch: Batch, work_id: int) -> VerifyInF
     if columns.stage != DRAFTED:
         columns.settle()
     seqs, drafts = _place_decodes(state, batch)
-    if batch.phase is BatchPhase.IDLE:
+    if batch.phase is IDLE_PHASE:
         return None  # all gave way; whoever was incoming has joined, and starts with a round of its own
     num_steady = len(columns.seqs)
     if num_steady == len(batch.members):
@@ -59,7 +62,7 @@ def build_verify(state: SchedulerState, batch: Batch, work_id: int) -> VerifyInF
     if num_steady:
         columns.work_id = work_id
     others = seqs[num_steady:] if num_steady else seqs
-    work = VerifyWork(
+    work = verify_work(
         work_id,
         batch.index,
         columns.request_ids + tuple([seq.request_id for seq in others]),
@@ -81,7 +84,7 @@ def _steady_work(state: SchedulerState, batch: Batch, work_id: int) -> VerifyWor
     """The work of a batch of which every member is in the columns."""
     columns = batch.columns
     size = len(columns.seqs)
-    work = VerifyWork(
+    work = verify_work(
         work_id,
         batch.index,
         columns.request_ids,
@@ -194,7 +197,7 @@ def _place_prefills(
             continue
         if budget <= 0:
             return
-        seq.zero_cause = ZeroDraft.PREFILL
+        seq.zero_cause = PREFILL
         chunk = min(remaining, budget)
         assert seq.num_tokens - remaining + chunk <= seq.target_capacity, seq.request_id
         budget -= chunk
@@ -205,12 +208,15 @@ def _place_prefills(
 
 def _count_causes(state: SchedulerState, others: list[SequenceState], drafts: list[int]) -> tuple[int, ...]:
     """Why entries have no drafts; `others` are the last ones, and all before them have some."""
+    if 0 not in drafts:
+        return NO_ZERO_DRAFTS
     counts = [0] * NUM_ZERO_DRAFT_CAUSES
     if not state.speculating and not any(drafts):
         counts[ZeroDraft.NO_SPECULATION] = len(others)
         return tuple(counts)
-    for seq, num_draft in zip(others, islice(drafts, len(drafts) - len(others), None), strict=True):
-        if not num_draft:
+    first = len(drafts) - len(others)
+    for i, seq in enumerate(others):
+        if not drafts[first + i]:
             counts[seq.zero_cause] += 1
     return tuple(counts)
 
@@ -226,7 +232,7 @@ def apply_verify(
     Raises:
         WorldError: the result doesn't fit the work (I5).
     """
-    work, seqs = in_flight
+    work, seqs = in_flight.work, in_flight.seqs
     accepted, committed, reasons = result
     if len(accepted) != len(seqs) or len(committed) != len(seqs):
         raise WorldError(f"verify work {work.work_id} has {len(seqs)} entries, its result {len(accepted)}")
@@ -270,10 +276,11 @@ def _commit_columns(state: SchedulerState, batch: Batch, in_flight: VerifyInFlig
 
 def _commit_plain(state: SchedulerState, batch: Batch, in_flight: VerifyInFlight) -> Ended:
     """Commit a step that verified no drafts and in which the world saw nobody end: one token per last entry."""
-    work, seqs = in_flight
+    work, seqs = in_flight.work, in_flight.seqs
     ended: Ended = []
     total = 0
-    for seq, incarnation, num_new, last in zip(seqs, work.incarnations, work.num_new, work.is_last, strict=True):
+    # Here and in `_commit` not strict, since mypyc turns only this into a loop without iterators.
+    for seq, incarnation, num_new, last in zip(seqs, work.incarnations, work.num_new, work.is_last):  # noqa: B905
         if seq.incarnation != incarnation:
             continue
         if seq.num_drafted:  # drafted, but not selected or not fitting
@@ -298,16 +305,21 @@ def _commit(
     state: SchedulerState, batch: Batch, in_flight: VerifyInFlight, result: VerifyResult, first: int = 0
 ) -> Ended:
     """Commit any step, from its entry number `first` on."""
-    work, seqs = in_flight
+    work, seqs = in_flight.work, in_flight.seqs
     accepted, committed, reasons = result
     ended: Ended = []
     block_size = state.target_pool.block_size
     total = rounds = drafts = accepts = 0
-    # In two halves: the type of `zip` knows no more than five columns.
-    planned = zip(seqs, work.incarnations, work.num_new, work.num_draft, work.is_last, strict=True)
-    columns = zip(planned, accepted, committed, strict=True)
-    rows = islice(columns, first, None) if first else columns
-    for i, ((seq, incarnation, num_new, num_draft, last), num_accepted, num_committed) in enumerate(rows, first):
+    incarnations, new, is_last = work.incarnations, work.num_new, work.is_last
+    num_drafts = work.num_draft
+    if first:
+        seqs, incarnations, num_drafts = seqs[first:], incarnations[first:], num_drafts[first:]
+        accepted, committed = accepted[first:], committed[first:]
+    for j, (seq, incarnation, num_draft, num_accepted, num_committed) in enumerate(
+        zip(seqs, incarnations, num_drafts, accepted, committed)  # noqa: B905
+    ):
+        i = first + j
+        last = is_last[i]
         reason = None if reasons is None else reasons[i]
         if num_committed != (num_accepted + 1 if last else 0) or num_accepted > num_draft or num_accepted < 0:
             _check_cut(work, i, num_accepted, num_committed, reason)
@@ -326,7 +338,7 @@ def _commit(
             seq.num_drafted = seq.num_selected = 0
             seq.probs = ()
         seq.round += 1
-        seq.num_uncomputed = 1 if last else seq.num_uncomputed - num_new
+        seq.num_uncomputed = 1 if last else seq.num_uncomputed - new[i]
         seq.num_tokens = num_tokens = seq.num_tokens + num_committed
         total += num_committed
         if num_draft > num_accepted and seq.target_capacity - num_tokens >= block_size - 1:

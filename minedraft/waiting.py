@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 
-from minedraft.request import SequenceStatus
+from minedraft.request import FINISHED, PREEMPTED
 from minedraft.sequence import SequenceState
 
 Rank = tuple[float, ...]
@@ -27,7 +27,7 @@ class WaitingQueue:
 
     def push(self, seq: SequenceState, rank: Rank) -> None:
         """Add a sequence; among equal ranks a preempted one goes before those that never started."""
-        fresh = seq.status is not SequenceStatus.PREEMPTED
+        fresh = seq.status is not PREEMPTED
         heapq.heappush(self._heap, (rank, fresh, seq.arrival_index, seq))
         self.num_live += 1
 
@@ -36,7 +36,7 @@ class WaitingQueue:
         heap = self._heap
         while heap:
             seq = heap[0][3]
-            if seq.status is not SequenceStatus.FINISHED:
+            if seq.status is not FINISHED:
                 return seq
             heapq.heappop(heap)
             self._num_dead -= 1
@@ -52,10 +52,10 @@ class WaitingQueue:
         self._num_dead += 1
         self.num_live -= 1
         if self._num_dead * 2 > len(self._heap) + 16:
-            self._heap = [item for item in self._heap if item[3].status is not SequenceStatus.FINISHED]
+            self._heap = [item for item in self._heap if item[3].status is not FINISHED]
             heapq.heapify(self._heap)
             self._num_dead = 0
 
     def live(self) -> list[SequenceState]:
         """Everybody who waits, in no particular order. O(n); for tests."""
-        return [item[3] for item in self._heap if item[3].status is not SequenceStatus.FINISHED]
+        return [item[3] for item in self._heap if item[3].status is not FINISHED]

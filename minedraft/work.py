@@ -33,6 +33,8 @@ class ZeroDraft(enum.IntEnum):
 
 NUM_ZERO_DRAFT_CAUSES: Final = len(ZeroDraft)
 
+PREFILL: Final = ZeroDraft.PREFILL  # a name of its own, see `minedraft.batch`
+
 
 class DraftWork(NamedTuple):
     """One job for the drafter: catch up with the committed tokens of some requests, then draft.
@@ -200,3 +202,77 @@ Event = RequestArrived | RequestAborted | RequestDisplaced | WorkDone | WorkFail
 
 class WorldError(Exception):
     """The world broke the contract of the seam (an unknown work id, impossible counts)."""
+
+
+# The constructor of a NamedTuple is a Python function, and costs twice what these do, also in compiled code. They are
+# for who makes such values at every step.
+
+
+def draft_work(
+    work_id: int,
+    batch: int,
+    request_ids: tuple[RequestId, ...],
+    incarnations: tuple[int, ...],
+    rounds: tuple[int, ...],
+    num_computed: tuple[int, ...],
+    num_new: tuple[int, ...],
+    num_draft: tuple[int, ...],
+    freed: tuple[tuple[RequestId, int], ...],
+) -> DraftWork:
+    """Make a `DraftWork`."""
+    return tuple.__new__(
+        DraftWork, (work_id, batch, request_ids, incarnations, rounds, num_computed, num_new, num_draft, freed)
+    )
+
+
+def verify_work(
+    work_id: int,
+    batch: int,
+    request_ids: tuple[RequestId, ...],
+    incarnations: tuple[int, ...],
+    rounds: tuple[int, ...],
+    num_computed: tuple[int, ...],
+    num_new: tuple[int, ...],
+    num_draft: tuple[int, ...],
+    is_last: tuple[bool, ...],
+    zero_draft: tuple[int, ...],
+    batch_sizes: tuple[int, ...],
+    freed: tuple[tuple[RequestId, int], ...],
+) -> VerifyWork:
+    """Make a `VerifyWork`."""
+    return tuple.__new__(
+        VerifyWork,
+        (
+            work_id,
+            batch,
+            request_ids,
+            incarnations,
+            rounds,
+            num_computed,
+            num_new,
+            num_draft,
+            is_last,
+            zero_draft,
+            batch_sizes,
+            freed,
+        ),
+    )
+
+
+def draft_result(num_drafted: tuple[int, ...], probs: tuple[tuple[float, ...], ...] | None = None) -> DraftResult:
+    """Make a `DraftResult`."""
+    return tuple.__new__(DraftResult, (num_drafted, probs))
+
+
+def verify_result(
+    num_accepted: tuple[int, ...],
+    num_committed: tuple[int, ...],
+    finish_reasons: tuple[FinishReason | None, ...] | None = None,
+) -> VerifyResult:
+    """Make a `VerifyResult`."""
+    return tuple.__new__(VerifyResult, (num_accepted, num_committed, finish_reasons))
+
+
+def work_done(work_id: int, result: DraftResult | VerifyResult, started_s: float, ended_s: float) -> WorkDone:
+    """Make a `WorkDone`."""
+    return tuple.__new__(WorkDone, (work_id, result, started_s, ended_s))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
-from minedraft.batch import BatchPhase, BatchView
+from minedraft.batch import IDLE_PHASE, BatchView
 from minedraft.sequence import SequenceView
 
 
@@ -13,12 +14,15 @@ class FewestRequests:
 
     def choose_batch(self, seq: SequenceView, batches: Sequence[BatchView]) -> int:
         """Smallest by `num_requests`."""
-
-        def order(i: int) -> tuple[bool, int, bool, int]:
-            batch = batches[i]
-            return (not batch.has_room, batch.num_requests, batch.phase is not BatchPhase.IDLE, i)
-
-        return min(range(len(batches)), key=order)
+        best, fewest, is_idle = 0, sys.maxsize, False
+        for i, batch in enumerate(batches):
+            num_requests = batch.num_requests
+            if num_requests > fewest or num_requests >= batch.max_size:
+                continue
+            idle = batch.phase is IDLE_PHASE
+            if num_requests < fewest or (idle and not is_idle):
+                best, fewest, is_idle = i, num_requests, idle
+        return best
 
 
 class LeastTokens:
@@ -40,7 +44,7 @@ class InPhase:
     def choose_batch(self, seq: SequenceView, batches: Sequence[BatchView]) -> int:
         """The longest IDLE batch; the smaller one while all are IDLE; the fewest requests if none is."""
         open_ = [i for i in range(len(batches)) if batches[i].has_room]
-        idle = [i for i in open_ if batches[i].phase is BatchPhase.IDLE]
+        idle = [i for i in open_ if batches[i].phase is IDLE_PHASE]
         if not idle or len(idle) == len(batches):
             return min(idle or open_, key=lambda i: (batches[i].num_requests, i))
         return min(idle, key=lambda i: batches[i].phase_stamp)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from minedraft.batch import BatchPhase, BatchView
+from minedraft.batch import IDLE_PHASE, BatchView
 from minedraft.policy import Move
 
 
@@ -33,14 +33,19 @@ class SplitOnEmpty:
 
     def moves(self, batches: Sequence[BatchView]) -> Sequence[Move]:
         """A split, once an empty batch faces an IDLE one with two requests or more."""
-        sizes = [batch.num_requests for batch in batches]
-        if 0 not in sizes:  # nearly always, and this is asked at every step
+        empty = -1
+        for i, batch in enumerate(batches):
+            if not batch.num_requests:
+                empty = i
+                break
+        if empty < 0:  # nearly always, and this is asked at every step
             return ()
-        empty = sizes.index(0)
-        idle = [i for i, batch in enumerate(batches) if batch.phase is BatchPhase.IDLE and batch.num_requests > 1]
-        if not idle:
-            return ()
-        return _even_out(batches, max(idle, key=lambda i: batches[i].num_requests), empty)
+        largest, most = -1, 1
+        for i, batch in enumerate(batches):
+            num_requests = batch.num_requests
+            if num_requests > most and batch.phase is IDLE_PHASE:
+                largest, most = i, num_requests
+        return _even_out(batches, largest, empty) if largest >= 0 else ()
 
 
 class KeepWithin:
@@ -58,7 +63,7 @@ class KeepWithin:
     def moves(self, batches: Sequence[BatchView]) -> Sequence[Move]:
         """At most one pair of batches is evened out at a time."""
         smallest = min(range(len(batches)), key=lambda i: batches[i].num_requests)
-        idle = [i for i, batch in enumerate(batches) if batch.phase is BatchPhase.IDLE]
+        idle = [i for i, batch in enumerate(batches) if batch.phase is IDLE_PHASE]
         if not idle:
             return ()
         largest = max(idle, key=lambda i: batches[i].num_requests)

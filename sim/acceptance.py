@@ -12,13 +12,13 @@ are independent, and the mean over rounds follows the closed form `expected_toke
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator, Sequence
-from itertools import accumulate, count
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Protocol
 
 from minedraft.request import RequestId
-from minedraft.sim.fates import TokenFates, digest_words, threshold
+from minedraft.sim.beta_fates import BetaFates
+from minedraft.sim.fates import TokenFates, threshold
 
 
 class AcceptanceModel(Protocol):
@@ -251,11 +251,7 @@ class BetaRate:
             raise ValueError(f"concentration is {concentration}, must be finite and > 0")
         self.a = mean * concentration
         self.b = (1.0 - mean) * concentration
-        self._seed = seed
-        self._alphas: dict[RequestId, float] = {}
-        self._thresholds: dict[RequestId, int] = {}
-        self._source = _NamedRandom()
-        self._fates = TokenFates(seed)
+        self._fates = BetaFates(self.a, self.b, seed)
 
     @classmethod
     def from_shape(cls, a: float, b: float, *, seed: int = 0) -> BetaRate:
@@ -271,10 +267,7 @@ class BetaRate:
 
     def num_accepted(self, request_id: RequestId, position: int, num_draft: int) -> int:
         """See `AcceptanceModel`."""
-        limit = self._thresholds.get(request_id)
-        if limit is None:
-            limit = self._thresholds[request_id] = threshold(self.alpha_of(request_id))
-        return self._fates.num_below(request_id, position, num_draft, limit)
+        return self._fates.num_below(request_id, position, num_draft)
 
     def conditional_rates(self, request_id: RequestId, num_draft: int) -> tuple[float, ...]:
         """See `AcceptanceModel`; the request's own rate."""
@@ -282,17 +275,11 @@ class BetaRate:
 
     def forget(self, request_id: RequestId) -> None:
         """See `AcceptanceModel`."""
-        self._alphas.pop(request_id, None)
-        self._thresholds.pop(request_id, None)
         self._fates.forget(request_id)
 
     def alpha_of(self, request_id: RequestId) -> float:
         """The request's rate."""
-        alpha = self._alphas.get(request_id)
-        if alpha is None:
-            self._source.start(f"{self._seed}/alpha/{request_id}")
-            alpha = self._alphas[request_id] = self._source.betavariate(self.a, self.b)
-        return alpha
+        return self._fates.rate_of(request_id)
 
     def expected_tokens(self, num_draft: int) -> float:
         """Mean tokens per round over requests of equally many rounds, bonus included.
@@ -305,23 +292,3 @@ class BetaRate:
             power *= (self.a + i) / (self.a + self.b + i)
             total += power
         return total
-
-
-class _NamedRandom(random.Random):
-    """Python's distributions over the digests of a name, which cost less than seeding a Mersenne Twister with it."""
-
-    def start(self, name: str) -> None:
-        """Draw from the stream of this name next, from its beginning."""
-        self._values = _uniforms(name)
-
-    def random(self) -> float:
-        """See `random.Random`."""
-        return next(self._values)
-
-
-def _uniforms(name: str) -> Iterator[float]:
-    """Numbers in [0, 1) of 53 bits, without end."""
-    for block in count():
-        words = digest_words(f"{name}/{block}")
-        for high, low in zip(words[::2], words[1::2], strict=True):
-            yield ((high >> 5) * 67108864.0 + (low >> 6)) / 9007199254740992.0

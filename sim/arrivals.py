@@ -27,7 +27,7 @@ class ArrivalStream:
         WorkloadError: from `start` or later, for arrivals that are not in order.
     """
 
-    __slots__ = ("_enter", "_env", "_held", "_max_present", "_num_present", "_workload", "head")
+    __slots__ = ("_enter", "_env", "_held", "_max_present", "_num_present", "_planned_at_s", "_workload", "head")
 
     def __init__(self, env: Any, workload: Iterable[SimRequest], max_concurrency: int | None = None) -> None:
         if max_concurrency is not None and max_concurrency < 1:
@@ -37,6 +37,7 @@ class ArrivalStream:
         self._max_present = math.inf if max_concurrency is None else max_concurrency
         self._num_present = 0
         self._held = False  # the head, by max_concurrency
+        self._planned_at_s = 0.0  # when the head's arrival was planned
         self._enter: Enter = _nobody_enters
         self.head: SimRequest | None = None
 
@@ -78,14 +79,14 @@ class ArrivalStream:
         delay_s = max(0.0, head.arrival_s - now_s)
         if now_s + delay_s < head.arrival_s:
             delay_s += math.ulp(head.arrival_s)  # rounding must not let anybody arrive before their time
-        self._env.timeout(delay_s, now_s).callbacks.append(self._on_arrival)
+        self._planned_at_s = now_s
+        self._env.timeout(delay_s).callbacks.append(self._on_arrival)
 
     def _on_arrival(self, timeout: Any) -> None:
         head = self.head
         assert head is not None
         self._num_present += 1
-        planned_at_s = timeout.value
-        held_back = planned_at_s > head.arrival_s
+        held_back = self._planned_at_s > head.arrival_s
         self._enter(head, self._env.now if held_back else None)
         self._pull()
 

@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import compress, repeat
 from operator import add, ge
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import simpy
 
@@ -48,7 +48,6 @@ from minedraft.sim.workload import SimRequest, WorkloadError
 from minedraft.work import (
     DrafterLost,
     DrafterReady,
-    DraftResult,
     DraftWork,
     Event,
     RequestAborted,
@@ -58,6 +57,9 @@ from minedraft.work import (
     Work,
     WorkDone,
     WorkFailed,
+    draft_result,
+    verify_result,
+    work_done,
 )
 
 _NO_FAULTS: Final = Faults()
@@ -96,8 +98,11 @@ class Device:
 
     def __init__(self, env: simpy.Environment) -> None:
         self._env = env
+        self._timeout: Any = env.timeout
+        self._ended: Any = self._on_timeout  # bound once
         self._queue: deque[_Job] = deque()
         self._current: _Job | None = None
+        self._timer: Any = None  # at whose timeout the current one ends
 
     @property
     def busy(self) -> bool:
@@ -134,8 +139,8 @@ class Device:
     def _start(self, job: _Job) -> None:
         self._current = job
         job.started_s = self._env.now
-        timeout = self._env.timeout(job.duration_s, job)
-        timeout.callbacks.append(self._on_timeout)
+        self._timer = timer = self._timeout(job.duration_s)
+        timer.callbacks.append(self._ended)
 
     def _start_next(self) -> None:
         if self._queue:
@@ -144,8 +149,8 @@ class Device:
             self._current = None
 
     def _on_timeout(self, timeout: simpy.Event) -> None:
-        job: _Job = timeout.value
-        if job is self._current:  # else it was cancelled meanwhile
+        job = self._current
+        if job is not None and timeout is self._timer:  # else its job was cancelled meanwhile
             self._start_next()
             job.done(job)
 
@@ -155,13 +160,23 @@ def new_environment() -> Any:
     return simpy.Environment()
 
 
-class _Truth(NamedTuple):
-    """What the world knows of a living request."""
+class _Truth:
+    """What the world knows of a living request.
 
-    prompt_len: int
-    num_output: int  # tokens at which it ends
-    stops: bool  # it stops by itself there; else the user's limit ends it
-    arrival_index: int  # in the order of arrival, from 0
+    Attributes:
+        prompt_len: tokens of its prompt.
+        num_output: tokens at which it ends.
+        stops: it stops by itself there; else the user's limit ends it.
+        arrival_index: in the order of arrival, from 0.
+    """
+
+    __slots__ = ("arrival_index", "num_output", "prompt_len", "stops")
+
+    def __init__(self, prompt_len: int, num_output: int, stops: bool, arrival_index: int) -> None:
+        self.prompt_len = prompt_len
+        self.num_output = num_output
+        self.stops = stops
+        self.arrival_index = arrival_index
 
 
 class SimBackend:
@@ -247,12 +262,16 @@ class SimBackend:
         self._ends_at: dict[RequestId, int] = {}
         self._drafter_up = True
         self._connect(traffic)
+        self._prepare()
         self._install(faults)
         if isinstance(workload, ArrivalStream):
             self._arrivals = workload
         else:
             self._arrivals = ArrivalStream(self.env, workload, max_concurrency)
             self._arrivals.start(self.enter)
+
+    def _prepare(self) -> None:
+        """What a world that is made of this one has to set up; a compiled class can't hand `**options` to its base."""
 
     # --- the seam
 
@@ -341,7 +360,7 @@ class SimBackend:
             columns = zip(work.request_ids, num_drafted, strict=True)
             # Nobody asks for those of a request that has ended, and the model would keep what it draws for it.
             probs = tuple([rates(request_id, k) if k and request_id in truths else () for request_id, k in columns])
-        self._events.append(WorkDone(work.work_id, DraftResult(num_drafted, probs), job.started_s, job.ended_s))
+        self._events.append(work_done(work.work_id, draft_result(num_drafted, probs), job.started_s, job.ended_s))
 
     def _verify_done(self, job: _Job) -> None:
         work = job.work
@@ -352,7 +371,7 @@ class SimBackend:
             return
         make = self._draft_result if any(work.num_draft) else self._plain_result
         result = make(work, job.num_arrived)
-        self._events.append(WorkDone(work.work_id, result, job.started_s, job.ended_s))
+        self._events.append(work_done(work.work_id, result, job.started_s, job.ended_s))
 
     def _plain_result(self, work: VerifyWork, num_arrived: int) -> VerifyResult:
         """The result of a step without drafts; per entry only C loops, so that plain decoding simulates fast."""
@@ -363,13 +382,13 @@ class SimBackend:
         ends_at = map(self._ends_at.get, work.request_ids, repeat(math.inf))
         ended = tuple(map(ge, map(add, work.num_computed, work.num_new), ends_at))
         if True not in ended:
-            return VerifyResult(num_accepted, num_committed)
+            return verify_result(num_accepted, num_committed)
         reasons: list[FinishReason | None] = [None] * num_entries
         for i in compress(range(num_entries), ended):
             request_id = work.request_ids[i]
             if self._truths[request_id].arrival_index < num_arrived:
                 reasons[i] = self._finish(request_id)
-        return VerifyResult(num_accepted, num_committed, tuple(reasons) if any(reasons) else None)
+        return verify_result(num_accepted, num_committed, tuple(reasons) if any(reasons) else None)
 
     def _draft_result(self, work: VerifyWork, num_arrived: int) -> VerifyResult:
         """The result of a step with drafts."""
@@ -377,9 +396,11 @@ class SimBackend:
         num_committed: list[int] = []
         reasons: dict[int, FinishReason | None] = {}
         truths, draw = self._truths, self._acceptance.num_accepted
-        columns = zip(work.request_ids, work.num_computed, work.num_new, work.num_draft, work.is_last, strict=True)
-        for i, (request_id, computed, new, k, is_last) in enumerate(columns):
-            accepted, committed = 0, int(is_last)
+        # Not strict, since mypyc turns only this into a loop without iterators.
+        for request_id, computed, new, k, is_last in zip(  # noqa: B905
+            work.request_ids, work.num_computed, work.num_new, work.num_draft, work.is_last
+        ):
+            accepted, committed = 0, 1 if is_last else 0
             truth = truths.get(request_id)
             # The core ignores entries of somebody who was aborted while this ran. The id may be in use again.
             if is_last and truth is not None and truth.arrival_index < num_arrived:
@@ -390,13 +411,15 @@ class SimBackend:
                     committed = accepted + 1
                 if committed >= left:
                     committed = left
-                    reasons[i] = self._finish(request_id)
+                    reason = self._finish(request_id)
+                    if reason is not None:
+                        reasons[len(num_accepted)] = reason
             num_accepted.append(accepted)
             num_committed.append(committed)
         finish_reasons = None
-        if any(reasons.values()):
+        if reasons:
             finish_reasons = tuple([reasons.get(i) for i in range(len(num_accepted))])
-        return VerifyResult(tuple(num_accepted), tuple(num_committed), finish_reasons)
+        return verify_result(tuple(num_accepted), tuple(num_committed), finish_reasons)
 
     def _finish(self, request_id: RequestId) -> FinishReason | None:
         """End a request that has written all it will; the user's limit is left to the core to see."""

@@ -155,37 +155,39 @@ class LinearCost:
         num_new = work.num_new
         num_verify = num_new.count(1)
         num_prompt = len(num_new) - num_verify
-        context = sum(work.num_computed)
         prompt_s = 0.0
         if num_prompt:
             prompt_tokens = sum(num_new) - num_verify
             prompt_s = self.prefill_per_seq_s * num_prompt + self.prefill_per_token_s * prompt_tokens
             if not num_verify:
-                return self.prefill_base_s + prompt_s + self.prefill_per_context_token_s * context
+                return self.prefill_base_s + prompt_s + self.prefill_per_context_token_s * sum(work.num_computed)
+        # Nothing is summed for a rate of 0.0, here and below, since most models leave most of them out.
+        token_rate, context_rate = self.verify_per_token_s, self.verify_per_context_token_s
         return (
             self.verify_base_s
             + self.verify_per_seq_s * num_verify
-            + self.verify_per_token_s * (num_verify + sum(work.num_draft))
-            + self.verify_per_context_token_s * context
+            + (token_rate * (num_verify + sum(work.num_draft)) if token_rate else 0.0)
+            + (context_rate * sum(work.num_computed) if context_rate else 0.0)
             + prompt_s
         )
 
     def draft_s(self, work: DraftWork) -> float:
         """Drafting or ingestion of the class docstring."""
         num_draft = work.num_draft
-        num_passes = max(num_draft, default=0)
+        num_passes = max(num_draft) if num_draft else 0
         num_ingesting = num_draft.count(0)
         num_drafting = len(num_draft) - num_ingesting
-        ingest_s = self.draft_prefill_per_seq_s * num_ingesting + self.draft_prefill_per_token_s * (
-            sum(work.num_new) - num_drafting
-        )
+        ingest_s, token_rate = self.draft_prefill_per_seq_s * num_ingesting, self.draft_prefill_per_token_s
+        if token_rate:
+            ingest_s += token_rate * (sum(work.num_new) - num_drafting)
         if not num_passes:
             context = sum(work.num_computed)
             return self.draft_prefill_base_s + ingest_s + self.draft_prefill_per_context_token_s * context
+        context_rate = self.draft_per_context_token_s
         return (
             self.draft_base_s * num_passes
             + (self.draft_per_seq_s + self.draft_per_token_s) * sum(num_draft)
-            + self.draft_per_context_token_s * _dot(num_draft, work.num_computed)
+            + (context_rate * _dot(num_draft, work.num_computed) if context_rate else 0.0)
             + ingest_s
         )
 

@@ -49,7 +49,7 @@ class TokenFates:
         """
         fates = self._drawn.get(request_id)
         if fates is None or len(fates) < position + num_draft:
-            fates = self._draw(request_id, position + num_draft)
+            fates = self.drawn(request_id, position + num_draft)
         for slot in range(num_draft):
             if fates[position + slot] >= limit:
                 return slot
@@ -59,7 +59,7 @@ class TokenFates:
         """The same where each slot has a threshold of its own."""
         fates = self._drawn.get(request_id)
         if fates is None or len(fates) < position + num_draft:
-            fates = self._draw(request_id, position + num_draft)
+            fates = self.drawn(request_id, position + num_draft)
         for slot in range(num_draft):
             if fates[position + slot] >= limits[slot]:
                 return slot
@@ -69,8 +69,8 @@ class TokenFates:
         """Drop what is kept for a request; asked again, its fates are the same."""
         self._drawn.pop(request_id, None)
 
-    def _draw(self, request_id: RequestId, length: int) -> list[int]:
-        """All fates of a request's first positions, at least so many."""
+    def drawn(self, request_id: RequestId, length: int) -> list[int]:
+        """All fates of a request's first positions, at least so many; always the same list, until `forget`."""
         fates = self._drawn.setdefault(request_id, [])
         name = f"{self._prefix}{request_id}/"
         while len(fates) < length:

@@ -40,14 +40,11 @@ plugin reserves 2k - 1), and draft KV for the text and k drafts, while this draf
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from minedraft.request import FinishReason, RequestId
-from minedraft.sim.acceptance import AcceptanceModel
 from minedraft.sim.backend import SimBackend, _Job
-from minedraft.sim.cost import CostModel
-from minedraft.sim.workload import SimRequest
 from minedraft.work import DraftResult, DraftWork, VerifyResult, VerifyWork, Work, WorkDone, WorkFailed
 
 
@@ -76,22 +73,16 @@ class PearlBackend(SimBackend):
 
     Meant for one batch: a core in mode `sd`.
 
-    Args:
-        workload: see `SimBackend`, as for all arguments that are not here.
-        cost: see there. The drafting beside a verification is priced, and sent, as the draft work answered before it.
-        acceptance: see there. A drafting is judged once, as a whole, in the positions that it drafts for.
-        options: the others, by name.
+    Arguments are those of `SimBackend`. The drafting beside a verification is priced, and sent, as the draft work that
+    was answered before it, and judged once, as a whole, in the positions that it drafts for.
 
     Raises:
         ValueError: `colocated` is set: PEARL needs a drafter on a device of its own.
     """
 
-    def __init__(
-        self, workload: Iterable[SimRequest], cost: CostModel, acceptance: AcceptanceModel, **options: Any
-    ) -> None:
-        if options.get("colocated"):
+    def _prepare(self) -> None:
+        if self.drafter is self.target:
             raise ValueError("colocated is True, but PEARL drafts during verification; give the drafter its own device")
-        super().__init__(workload, cost, acceptance, **options)
         self._asked: DraftWork | None = None  # waits for the drafting that goes on
         self._order: DraftWork | None = None  # answered; carried out beside the next verification
         self._drafting: _Job | None = None

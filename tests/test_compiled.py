@@ -69,6 +69,13 @@ def test_the_closure_of_sources_holds_what_compiled_code_takes_constants_from() 
     assert all((compiled.PACKAGE / path).is_file() for path in found)
 
 
+def test_a_build_is_stale_once_the_list_of_modules_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_module, "_run_mypyc", lambda *_: None)
+    compile_module._build(tmp_path)
+    stamped = [line.split()[1] for line in (tmp_path / compiled.STAMP).read_text().splitlines()]
+    assert stamped == [*source_closure(MODULES), "commands/compile.py"]
+
+
 EAGER = ("all", "any", "dict", "frozenset", "list", "max", "min", "set", "sorted", "sum", "tuple")
 
 
@@ -89,6 +96,40 @@ def test_nothing_is_lazy_that_mypyc_makes_eager(module: str) -> None:
         if isinstance(node, ast.With | ast.Try):
             held = [inner for inner in ast.walk(node) if isinstance(inner, ast.Yield | ast.YieldFrom)]
             assert not held, f"line {node.lineno}: a generator that holds something open"
+
+
+def classes(module: str) -> dict[str, list[str]]:
+    """Of a module's source, the classes, each with its bases by their full names as far as they are imported."""
+    path = compiled.PACKAGE / f"{module.partition('.')[2].replace('.', '/')}.py"
+    tree = ast.parse(path.read_text())
+    imported = {
+        alias.asname or alias.name: f"{node.module}.{alias.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    own = {node.name: f"{module}.{node.name}" for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    return {
+        own[node.name]: [{**imported, **own}.get(ast.unparse(base), ast.unparse(base)) for base in node.bases]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    }
+
+
+def test_nothing_that_is_left_out_inherits_from_a_compiled_class() -> None:
+    """Python refuses to make an object of a class that does. Protocols, tuples, enums and exceptions allow it."""
+    native: dict[str, list[str]] = {}
+    for _ in range(2):  # a base may be found after its heirs
+        for module in MODULES:
+            found = classes(module).items()
+            native |= {name: bases for name, bases in found if all(base in native for base in bases)}
+    assert "minedraft.sim.backend.SimBackend" in native
+    for folder in ("", "sim", "policies", "backends"):  # links, which a recursive glob doesn't follow
+        for path in sorted((compiled.PACKAGE / folder).rglob("*.py")):
+            module = ".".join(["minedraft", *path.relative_to(compiled.PACKAGE).with_suffix("").parts])
+            if module not in MODULES and path.name != "__init__.py":
+                heirs = [name for name, bases in classes(module).items() if set(bases) & native.keys()]
+                assert not heirs, f"compile {module} too, or leave out what they inherit from"
 
 
 @pytest.fixture

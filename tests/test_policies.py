@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from driver import Driver
+from hypothesis import given
+from hypothesis import strategies as st
 from invariants import check_state
 
 from minedraft import Mode, PolicyError, Request, load_policies, load_policy
@@ -159,6 +161,37 @@ def test_assignment() -> None:
     manager.batches[0].num_tokens += 100
     assert load_policy("assignment", "least-tokens").choose_batch(seq, manager.views) == 1
     assert load_policy("assignment", "fewest-requests").choose_batch(seq, make_batches(1, 2, max_size=1 + 1).views) == 0
+
+
+SIZES_AND_PHASES = st.lists(st.tuples(st.integers(0, 4), st.sampled_from(BatchPhase)), min_size=2, max_size=4)
+
+
+def batches_of(sizes_and_phases: list[tuple[int, BatchPhase]], max_size: int = 4) -> BatchManager:
+    manager = make_batches(*[size for size, _ in sizes_and_phases], max_size=max_size)
+    for batch, (_, phase) in zip(manager.batches, sizes_and_phases, strict=True):
+        batch.phase = phase
+    return manager
+
+
+@given(SIZES_AND_PHASES)
+def test_fewest_requests_is_the_first_by_size_then_idle(found: list[tuple[int, BatchPhase]]) -> None:
+    manager = batches_of(found)
+    best = min(range(len(found)), key=lambda i: (found[i][0], found[i][1] is not BatchPhase.IDLE, i))
+    if found[best][0] < 4:
+        assert load_policy("assignment", "fewest-requests").choose_batch(make_sequence().view, manager.views) == best
+
+
+@given(SIZES_AND_PHASES)
+def test_split_on_empty_halves_the_largest_idle_batch(found: list[tuple[int, BatchPhase]]) -> None:
+    manager = batches_of(found)
+    sizes = [size for size, _ in found]
+    idle = [i for i, (size, phase) in enumerate(found) if phase is BatchPhase.IDLE and size > 1]
+    expected: list[Move] = []
+    if 0 in sizes and idle:
+        source = max(idle, key=sizes.__getitem__)
+        members = list(manager.views[source].members())
+        expected = [Move(seq, sizes.index(0)) for seq in members[::-1][: sizes[source] // 2]]
+    assert list(load_policy("rebalance", "split-on-empty").moves(manager.views)) == expected
 
 
 def test_in_phase_joins_the_batch_that_is_drafted_next() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
+from itertools import count
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minedraft.sim.acceptance import BetaRate
+from minedraft.sim.beta_fates import beta_variate
 from minedraft.sim.fates import NUM_FATES, TokenFates, threshold
 
 NUM = 60_000
@@ -43,7 +46,7 @@ def test_a_fate_is_a_function_of_its_key(seed: int, request_id: str, positions: 
 
 
 def drawn(seed: int, request_id: str, number: int) -> np.ndarray:
-    return np.array(TokenFates(seed)._draw(request_id, number)[:number], dtype=np.uint64)
+    return np.array(TokenFates(seed).drawn(request_id, number)[:number], dtype=np.uint64)
 
 
 def chi_square(counts: np.ndarray) -> float:
@@ -88,3 +91,45 @@ def test_rates_of_requests_follow_their_distribution() -> None:
     assert np.abs(exact - (np.arange(20_000) + 0.5) / 20_000).max() < 1.95 / np.sqrt(20_000)  # Kolmogorov, 0.1 %
     again = BetaRate.from_shape(2.0, 5.0, seed=4)
     assert again.alpha_of("r77") == model.alpha_of("r77"), "whoever was asked for before"
+
+
+class PythonsOwn(random.Random):
+    """Python's distributions over the digests of a name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._values = self._draw(name)
+
+    def random(self) -> float:
+        return next(self._values)
+
+    @staticmethod
+    def _draw(name: str) -> Iterator[float]:
+        for block in count():
+            digest = hashlib.blake2b(f"{name}/{block}".encode()).digest()
+            words = [int.from_bytes(digest[i : i + 4], "little") for i in range(0, 64, 4)]
+            for high, low in zip(words[::2], words[1::2], strict=True):
+                yield ((high >> 5) * 67108864.0 + (low >> 6)) / 9007199254740992.0
+
+
+SHAPES = st.one_of(st.floats(1e-3, 100.0), st.sampled_from([0.2, 0.999, 1.0, 1.001, 2.8]))
+
+
+@given(SHAPES, SHAPES, st.text(max_size=5))
+def test_a_rate_is_the_one_that_pythons_generator_draws_from_the_same_numbers(a: float, b: float, name: str) -> None:
+    """To the last bit: below, at and above shape 1 three algorithms are at work."""
+    for i in range(5):
+        assert beta_variate(f"{name}{i}", a, b) == PythonsOwn(f"{name}{i}").betavariate(a, b)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60), st.integers(0, 9)), max_size=30), st.integers(0, 9))
+def test_a_request_of_its_own_rate_has_the_fates_of_its_key(asked: list[tuple[int, int, int]], seed: int) -> None:
+    """Whatever was asked for before, also of others, and though some were forgotten."""
+    model = BetaRate(0.6, 3.0, seed=seed)
+    for number, position, length in asked:
+        request_id = f"r{number}"
+        limit = threshold(BetaRate(0.6, 3.0, seed=seed).alpha_of(request_id))
+        luck = [fate(seed, request_id, position + i) < limit for i in range(length)]
+        assert model.num_accepted(request_id, position, length) == [*luck, False].index(False)
+        if position % 3 == 0:
+            model.forget(request_id)

@@ -34,6 +34,7 @@ ALIGNED = ("request_ids", "incarnations", "rounds", "num_computed", "num_new", "
 
 def without_columns(scheduler: Scheduler) -> Scheduler:
     scheduler.state.has_steady_rounds = False
+    scheduler.state.asks_once_per_batch = False  # the draft-length policy is asked about each request
     return scheduler
 
 

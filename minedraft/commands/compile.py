@@ -47,8 +47,11 @@ MODULES: Final = (
     "minedraft.verification",
     "minedraft.waiting",
     "minedraft.work",
+    "minedraft.sim.arrivals",
     "minedraft.sim.backend",
+    "minedraft.sim.beta_fates",
     "minedraft.sim.fates",
+    "minedraft.sim.pearl",
     "minedraft.sim.workload",
 )
 NEEDED: Final = ("mypy", "mypyc", "setuptools")
@@ -144,6 +147,8 @@ def _build(output: Path) -> None:
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(PACKAGE / path, copy)
             stamp.append(f"{hash_of(copy)} {path}\n")
+        builder = Path(__file__)  # whose list of modules may change
+        stamp.append(f"{hash_of(builder)} {builder.relative_to(PACKAGE)}\n")
         files = [str(Path("minedraft", _path_of(module))) for module in MODULES]
         _run_mypyc(Path(scratch), output, files)
     (output / STAMP).write_text("".join(stamp), encoding="utf-8")

@@ -16,7 +16,8 @@ Two ways to leave the model out:
   waits as vLLM has it wait for GPUs, which is by spinning (`torch.Event.synchronize()`; with several ranks
   `sched_yield()` in a loop), or sleeps (`--wait sleep`), after which a shared machine is slower at everything.
 * `--no-model`: the two calls are made in a loop, with made-up outputs, and a drafter that answers at once; messages are
-  still encoded and written to a socket. Caches stay as warm as in a process that has a core to itself.
+  still encoded and written to a socket. With `--model-ms` there is a wait between them here too: on a machine that is
+  shared with others, it alone makes both schedulers slower.
 
 What minedraft adds is its two calls less vLLM's own part of them, in one process, so that a change of the machine's
 pace between two engines doesn't count. It is given beside stock's two calls with 64 requests, and beside vLLM's own
@@ -224,7 +225,7 @@ def run_model(llm: Any, num_running: int, num_steps: int) -> None:
     llm.generate(prompts, params, use_tqdm=False)
 
 
-def run_made_up(llm: Any, num_rows: int, num_running: int, num_steps: int, k: int) -> None:
+def run_made_up(llm: Any, num_rows: int, num_running: int, num_steps: int, k: int, wait: Wait | None) -> None:
     """The scheduler's two calls in a loop; the model would have accepted nothing."""
     from vllm import SamplingParams
     from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
@@ -242,6 +243,8 @@ def run_made_up(llm: Any, num_rows: int, num_running: int, num_steps: int, k: in
         if drafter is not None:
             drafter.rest(num_rows, k)
         output = scheduler.schedule()
+        if wait is not None:
+            wait()
         ids = list(output.num_scheduled_tokens)
         index = {request_id: i for i, request_id in enumerate(ids)}
         made_up = ModelRunnerOutput(ids, index, [[7] for _ in ids])
@@ -251,14 +254,14 @@ def run_made_up(llm: Any, num_rows: int, num_running: int, num_steps: int, k: in
 
 
 def measure(
-    models: Path, name: str, k: int, num_steps: int, wait: Wait | None, cpus: list[int]
+    models: Path, name: str, k: int, num_steps: int, wait: Wait | None, cpus: list[int], no_model: bool
 ) -> tuple[float, float, float, float]:
     """CPU seconds per step: the first four of `STEPS`."""
     mode, num_rows, num_running = MODES[name]
-    llm = engine(models, mode, num_running, k, wait, cpus)
+    llm = engine(models, mode, num_running, k, None if no_model else wait, cpus)
     STEPS.clear()
-    if wait is None:
-        run_made_up(llm, num_rows, num_running, num_steps, k)
+    if no_model:
+        run_made_up(llm, num_rows, num_running, num_steps, k, wait)
     else:
         run_model(llm, num_running, num_steps)
     llm.llm_engine.engine_core.shutdown()
@@ -275,7 +278,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200, help="tokens per request")
     parser.add_argument("-k", type=int, default=4)
     parser.add_argument("--best-of", type=int, default=1, help="take the least of several rounds over all engines")
-    parser.add_argument("--model-ms", type=float, default=40.0, help="wait in the place of a large model's step")
+    parser.add_argument(
+        "--model-ms", type=float, help="wait in the place of a large model's step; 40, or with --no-model 0"
+    )
     parser.add_argument("--wait", choices=WAITS, default="spin", help="how")
     parser.add_argument("--no-model", action="store_true", help="made-up outputs, in a loop")
     parser.add_argument("--modes", default=",".join(MODES))
@@ -283,12 +288,14 @@ def main() -> None:
 
     import torch
 
+    from minedraft import BUILD
     from minedraft.backends.torch.surgery import make_tiny_llama
 
     cores = sorted(os.sched_getaffinity(0))
     drafter_cores = cores[1:2]
     os.sched_setaffinity(0, cores[:1])
-    wait = None if arguments.no_model else Wait(arguments.model_ms / 1e3, arguments.wait)
+    model_ms = arguments.model_ms if arguments.model_ms is not None else 0.0 if arguments.no_model else 40.0
+    wait = Wait(model_ms / 1e3, arguments.wait) if model_ms else None
     modes = arguments.modes.split(",")
     found: dict[str, list[tuple[float, float, float, float]]] = {mode: [] for mode in modes}
     with tempfile.TemporaryDirectory() as folder:
@@ -298,8 +305,11 @@ def main() -> None:
         make_tiny_llama(models / "other", seed=2, num_layers=1, **shape)
         for _ in range(arguments.best_of):
             for mode in modes:
-                found[mode].append(measure(models, mode, arguments.k, arguments.steps, wait, drafter_cores))
-    print(f"k = {arguments.k}; CPU milliseconds per step, fastest tenth of the steps")
+                found[mode].append(
+                    measure(models, mode, arguments.k, arguments.steps, wait, drafter_cores, arguments.no_model)
+                )
+    core = "compiled" if BUILD.active else "plain Python"
+    print(f"k = {arguments.k}, core {core}; CPU milliseconds per step, fastest tenth of the steps")
     least = {mode: min(runs, key=lambda run: run[0] + run[1]) for mode, runs in found.items()}
     stock_s = sum(least[modes[0]][:2])
     for mode, (schedule_s, update_s, inner_s, drafts_s) in least.items():

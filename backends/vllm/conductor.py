@@ -48,6 +48,9 @@ from minedraft.work import (
 
 logger = logging.getLogger(__name__)
 
+REPORT_PERIOD_S = 0.1
+"""Metrics are at most so old while requests run."""
+
 _MAX_DISPLACED = 50
 """Times that vLLM may treat a request otherwise than planned without a token in between: more is a livelock."""
 
@@ -120,6 +123,7 @@ class Conductor:
         config = scheduler_config(self._scheduler, settings, self._hello)
         sinks = [Recording(settings.journal, _header(config, settings), self._lose_journal)] if settings.journal else []
         self._view = KVView(self._scheduler, self._stays)
+        self._report_due_s = 0.0  # on the loop's clock
         self._loop: CoreLoop = CoreLoop(Scheduler(config, policies, self._view.pool), self._view, sinks)
 
     def _lose_journal(self) -> None:
@@ -163,7 +167,15 @@ class Conductor:
         return None if self._channel is None else self._channel.pid
 
     def report(self) -> dict[str, int]:
-        """What is new for the metrics since the last call; see `Counters.report`."""
+        """What is new for the metrics since the last report, see `Counters.report`; nothing if that was just now.
+
+        Nobody looks at metrics in every step, and they would take as long as the core's part of one. Whoever looks when
+        all requests have ended finds them whole.
+        """
+        now_s = self._loop.now()
+        if now_s < self._report_due_s and self._scheduler.requests:
+            return {}
+        self._report_due_s = now_s + REPORT_PERIOD_S
         state = self.core.state
         return self.counters.report(state.drafter_up, state.batches.sizes(), state.num_active_batches)
 

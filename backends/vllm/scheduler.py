@@ -83,8 +83,9 @@ class PSDScheduler(Scheduler):  # type: ignore[misc]
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self.conductor.updated(outputs)
         for output in outputs.values():
-            if output.scheduler_stats is not None:  # one of them has some, unless statistics are off
-                compat.put_report(output.scheduler_stats, self.conductor.report())
+            stats = output.scheduler_stats  # one of them has some, unless statistics are off
+            if stats is not None and (report := self.conductor.report()):
+                compat.put_report(stats, report)
         return outputs
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from vllm_kit import Engine, Job, make_requests, minedraft_options, renamed
@@ -119,10 +120,13 @@ def check_sums(engine: Engine) -> None:
     assert [value("minedraft_batch_size", batch=str(i)) for i in range(len(sizes))] == list(sizes)
 
 
-def test_engine_in_this_process(engine: Engine, models: Path) -> None:
+def test_engine_in_this_process(engine: Engine, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from prometheus_client import REGISTRY, generate_latest
 
+    from minedraft.backends.vllm import conductor
     from minedraft.backends.vllm.stat_logger import attach
+
+    monkeypatch.setattr(conductor, "REPORT_PERIOD_S", 0.0)
 
     attach(engine.llm)
     assert value("minedraft_drafter_up") == 1.0  # though nothing ran yet
@@ -153,6 +157,32 @@ def test_engine_in_this_process(engine: Engine, models: Path) -> None:
     state = engine.conductor.core.state
     assert metrics["vllm:spec_decode_num_draft_tokens"].value == state.num_draft_tokens  # type: ignore[attr-defined]
     assert metrics["vllm:spec_decode_num_accepted_tokens"].value == state.num_accepted_tokens  # type: ignore[attr-defined]
+
+
+def test_reports_are_few_and_whole_at_the_end(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    from minedraft.backends.vllm import conductor
+
+    monkeypatch.setattr(conductor, "REPORT_PERIOD_S", 1e6)
+    put = compat_puts(monkeypatch)
+    steps = engine.conductor.counters.steps
+    engine.run(renamed(make_requests(), "few"))
+    assert engine.conductor.counters.steps > steps + 30
+    assert 1 <= len(put) <= 2  # the first was due; the last comes with the end of all requests
+    check_sums(engine)
+
+
+def compat_puts(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
+    """Reports that go out from now on."""
+    from minedraft.backends.vllm import compat
+
+    put, found = compat.put_report, []
+
+    def watched(stats: Any, report: dict[str, int]) -> None:
+        found.append(report)
+        put(stats, report)
+
+    monkeypatch.setattr(compat, "put_report", watched)
+    return found
 
 
 def test_a_lost_drafter_shows(engine: Engine) -> None:

@@ -172,7 +172,7 @@ class DraftLengthPolicy(Protocol):
     A policy whose answer is the same for all requests of a batch may also have the method
     `num_draft_tokens_of_all(batch, load) -> int`; the scheduler then asks once per batch instead of once per request,
     which makes rounds several times cheaper (see `minedraft.steady`). It must give what `num_draft_tokens` would, or
-    more than that wherever this is a request's own bound.
+    more than that wherever this is a request's own bound. A subclass that overrides the one overrides the other too.
     """
 
     def num_draft_tokens(self, seq: SequenceView, batch: BatchView, load: LoadView) -> int:

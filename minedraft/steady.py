@@ -83,7 +83,9 @@ class Room:
 
     def reserve(self, pool: KVPool, request_ids: tuple[RequestId, ...], computed: Ints, more: int) -> bool:
         """Blocks for the next round, without anybody's giving way; False, and nothing changed, if the pool is short."""
-        self._grown.clear()
+        if self._grown:  # no trim came after the last one, since a policy failed: its blocks are still held
+            self._grown.clear()
+            self.is_known = False
         for i in list(compress(count(), map(gt, computed, self.full))):
             capacity = pool.reserve(request_ids[i], computed[i] + more)
             if not capacity:
@@ -105,10 +107,11 @@ class Room:
             for i, _ in self._grown:
                 if computed[i] <= self.spare[i]:
                     self.set(i, pool.trim(request_ids[i], computed[i]), more)
-            return
-        for i in list(compress(count(), map(le, computed, self.spare))):
-            self.set(i, pool.trim(request_ids[i], computed[i]), more)
-        self.is_known = True
+        else:
+            for i in list(compress(count(), map(le, computed, self.spare))):
+                self.set(i, pool.trim(request_ids[i], computed[i]), more)
+            self.is_known = True
+        self._grown.clear()
 
 
 class Columns:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from minedraft.policies.draft_length import Fixed
 from minedraft.policy import BUILTIN, LoadView, Mode, PolicyError
 from minedraft.sequence import SequenceState, SequenceView
 from minedraft.steady import LAST_ROUNDS, LEAST_MEMBERS
-from minedraft.work import DraftWork, Event, VerifyWork, Work, WorkDone
+from minedraft.work import DraftWork, Event, VerifyResult, VerifyWork, Work, WorkDone
 
 FIELDS = tuple(
     [
@@ -242,6 +243,61 @@ def test_an_illegal_length_for_all_is_refused_in_one_line(answer: object) -> Non
     driver = Driver("psd", replace(load_policies({"mode": "fixed,mode=psd"}), draft_length=policy))
     with pytest.raises(PolicyError, match=r"draft_length policy wants .* for batch 1"):
         long_run(driver)
+
+
+class FailsOnce(Fixed):
+    """Answers 3, but for one time."""
+
+    def __init__(self) -> None:
+        super().__init__(3)
+        self.num_good = -1  # answers before the one that fails
+
+    def num_draft_tokens_of_all(self, batch: BatchView, load: LoadView) -> int:
+        self.num_good -= 1
+        if self.num_good == -1:
+            raise RuntimeError("not now")
+        return super().num_draft_tokens_of_all(batch, load)
+
+
+@pytest.mark.parametrize("mode", ["sd", "psd"])
+@pytest.mark.parametrize("num_accepted", [0, 1])
+def test_no_block_stays_behind_whatever_came_of_the_plan(mode: str, num_accepted: int) -> None:
+    """After a round nobody holds an empty block, also if a policy failed when blocks were reserved already."""
+    policy = FailsOnce()
+    policies = replace(load_policies({"mode": f"fixed,mode={mode}"}), draft_length=policy)
+    driver = Driver(mode, policies, block_size=2)
+    driver.arrive(*[Request(f"short{i}", 5, 400, max_draft_tokens=1) for i in range(2)])  # never in the columns
+    long_run(driver)
+    num_failures = num_rounds = 0
+    for number in range(60):
+        if number % 5 == 0:
+            policy.num_good = number // 5
+        if driver.drafting is not None:
+            num_failures += tolerant(driver, driver.draft_done)
+        if (work := driver.verifying) is None:
+            num_failures += tolerant(driver, driver.feed)
+            continue
+        driver.verifying = None
+        accepted = tuple([min(k, num_accepted) for k in work.num_draft])
+        result = VerifyResult(accepted, tuple([num + 1 for num in accepted]))
+        driver.scheduler.update(WorkDone(work.work_id, result, driver.now_s, driver.now_s), driver.now_s)
+        columns = driver.scheduler.state.batches.batches[work.batch].columns
+        for room, valid in ((columns.target, columns.computed), (columns.draft, columns.starts)):
+            assert all(capacity - num < 2 for capacity, num in zip(room.capacities, valid, strict=True))
+            num_rounds += len(valid)
+        num_failures += tolerant(driver, driver.feed)
+    assert num_failures > 8
+    assert num_rounds > 100
+
+
+def tolerant(driver: Driver, call: Callable[[], object]) -> bool:
+    """Whether a policy failed; then the core is asked once more."""
+    try:
+        call()
+    except PolicyError:
+        driver.feed()
+        return True
+    return False
 
 
 def test_small_batches_and_short_stays_are_not_worth_it() -> None:

@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.kv_cache_interface import MambaSpec
 from vllm.v1.metrics.perf import DebugPerfStats, PerfStats
 from vllm.v1.request import RequestStatus
 
@@ -136,6 +137,10 @@ def _refusals(config: Any, kv_cache_config: Any) -> list[tuple[bool, str]]:
         (model.is_encoder_decoder, "the model is an encoder-decoder"),
         (model.supports_multimodal_inputs, "the model is multimodal, and its encoder's budget isn't the core's"),
         (model.runner_type == "pooling", "the model is a pooling model"),
+        (
+            any(isinstance(group.kv_cache_spec, MambaSpec) for group in kv_cache_config.kv_cache_groups),
+            "the model keeps a state instead of KV, of which no tokens can be taken back (Mamba)",
+        ),
         (len(kv_cache_config.kv_cache_groups) != 1, "the model has several kinds of KV cache (hybrid models)"),
     ]
 
@@ -363,8 +368,8 @@ def take_blocks(scheduler: Any, tails: Iterable[Tail], num_new: Mapping[str, int
         num_new: tokens of the next step by request id.
 
     Returns:
-        What is left of each tail: None if nothing is or the request has begun anew since, one without blocks if some
-        that it needs are somebody else's by now.
+        What is left of each tail: None if nothing is, one without blocks if some that it needs are somebody else's by
+        now, or if the request's table isn't what it was.
     """
     block_size, manager = scheduler.block_size, scheduler.kv_cache_manager
     tables, pool = manager.coordinator.single_type_managers[0].req_to_blocks, manager.block_pool
@@ -375,7 +380,7 @@ def take_blocks(scheduler: Any, tails: Iterable[Tail], num_new: Mapping[str, int
         request_id = request.request_id
         held = tables.get(request_id, ())
         if len(held) != num_held:
-            left.append(None)
+            left.append((request, len(held), []))
             continue
         needed = max(0, (request.num_computed_tokens + num_new[request_id] - 1) // block_size + 1 - num_held)
         is_lost, rest = not blocks, blocks[needed:]

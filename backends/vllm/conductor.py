@@ -384,11 +384,13 @@ class Conductor:
         """Make vLLM and the core agree on a request again: it waits once more, with the text that it has."""
         self.counters.strays += 1
         logger.warning("request %s %s; it loses its KV and waits again", request_id, why)
-        self._stays.forget(request_id)
         request = self._scheduler.requests.get(request_id)
         if request is None:
+            self._forget(request_id)
             self._tell(RequestAborted(request_id))  # it has ended
+            self._open_gate(request_id)
             return
+        self._stays.forget(request_id)
         if compat.is_running(request):
             compat.preempt(self._scheduler, request)
         self._tell(RequestDisplaced(request_id, request.num_tokens))

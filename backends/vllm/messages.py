@@ -98,7 +98,13 @@ class DraftJob(NamedTuple):
 
     @property
     def entries(self) -> list[DraftEntry]:
-        """The columns' rows."""
+        """The columns' rows.
+
+        Raises:
+            VllmWorldError: the tokens are not as many as the entries have.
+        """
+        if len(self.token_ids) != sum(self.num_new):
+            raise VllmWorldError(f"job {self.work_id} has {len(self.token_ids)} tokens for {sum(self.num_new)}")
         tokens = iter(self.token_ids)
         token_ids = [list(islice(tokens, count)) for count in self.num_new]
         columns = self.request_ids, self.incarnations, self.num_computed, token_ids, self.num_draft

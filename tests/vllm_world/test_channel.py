@@ -46,6 +46,18 @@ def test_messages_survive_the_socket() -> None:
         assert m.receive(theirs) is None
 
 
+def test_a_job_gives_each_entry_its_tokens() -> None:
+    from minedraft.backends.vllm.errors import VllmWorldError
+    from minedraft.backends.vllm.messages import DraftEntry, DraftJob
+
+    entries = [DraftEntry("a", 0, 3, [7, 8], 2), DraftEntry("b", 1, 0, [], 0), DraftEntry("c", 2, 5, [9], 1)]
+    job = DraftJob.of(4, [], entries, False)
+    assert job.entries == entries
+    for tokens in ([7, 8], [7, 8, 9, 10]):
+        with pytest.raises(VllmWorldError, match="tokens for 3"):
+            _ = job._replace(token_ids=tokens).entries
+
+
 @pytest.mark.parametrize("frame", [b"\xff\xff\xff\xff", b"\x01\x00\x00\x00\xc0", b"\x04\x00\x00\x00\x92\xa1x\x90"])
 def test_garbage_is_refused(frame: bytes) -> None:
     from minedraft.backends.vllm.errors import VllmWorldError

@@ -12,6 +12,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -452,6 +453,16 @@ class TestOneEngine:
         monkeypatch.syspath_prepend(str(tmp_path))
         with pytest.raises(VllmWorldError, match=r"logits processors \(upper\)"):
             compat.check_engine(config, kv_cache_config)
+
+    def test_models_that_can_take_nothing_back_are_refused(self, engine: Engine) -> None:
+        from vllm.v1.kv_cache_interface import MambaSpec
+
+        from minedraft.backends.vllm import compat
+        from minedraft.backends.vllm.errors import VllmWorldError
+
+        groups = [SimpleNamespace(kv_cache_spec=object.__new__(MambaSpec))]
+        with pytest.raises(VllmWorldError, match="Mamba"):
+            compat.check_engine(engine.scheduler.vllm_config, SimpleNamespace(kv_cache_groups=groups))
 
 
 # --- Other engines: none with drafts, priorities, one row, a short-sighted drafter.

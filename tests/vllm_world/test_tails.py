@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm_kit import Engine, Job, make_load, make_requests, minedraft_options
+from vllm_kit import Engine, Job, make_load, make_requests, minedraft_options, plain_ids, renamed
 
 
 class Watched:
@@ -116,6 +117,88 @@ def test_whoever_begins_anew_has_no_tail(engine: Engine) -> None:
     engine.check_rest()
 
 
+class Trouble:
+    """Whatever may come between two steps of vLLM, or between the core's plan and vLLM's carrying it out."""
+
+    def __init__(self, engine: Engine, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.counts: Counter[str] = Counter()
+        self.engine, self.conductor = engine, engine.conductor
+        self.plan, self.scheduled = self.conductor.plan, self.conductor.scheduled
+        self.stolen: list[Any] = []
+        self.is_planned = True
+
+    @property
+    def pool(self) -> Any:
+        return self.engine.scheduler.kv_cache_manager.block_pool
+
+    def __call__(self, step: int) -> None:
+        """Before a step."""
+        from vllm.v1.core.sched.interface import PauseState
+        from vllm.v1.core.sched.scheduler import Scheduler
+
+        scheduler, chance = self.engine.scheduler, self.random.random()
+        scheduler.set_pause_state(PauseState.PAUSED_NEW if chance > 0.9 else PauseState.UNPAUSED)
+        if chance < 0.02:
+            scheduler.reset_prefix_cache(reset_running_requests=True)
+        elif chance < 0.04 and self.conductor._planned is None:  # past our own method, which would tell the core
+            Scheduler.reset_prefix_cache(scheduler, reset_running_requests=True)
+        elif chance < 0.07:
+            scheduler.reset_prefix_cache()
+        # Between two steps the core's plan may be there already; then vLLM runs that one and nothing else.
+        self.is_planned = not (0.07 < chance < 0.12 and self.conductor._planned is None)
+
+    def planned(self) -> None:
+        """Instead of the conductor's `plan`."""
+        if not self.is_planned:
+            self.counts["unplanned"] += 1
+            return
+        self.plan()
+        if self.random.random() < 0.1:  # vLLM finds its pool short and preempts whom it likes
+            self.counts["short"] += 1
+            self.stolen = self.pool.get_new_blocks(self.pool.get_num_free_blocks())
+
+    def carried_out(self, output: Any) -> None:
+        """Instead of the conductor's `scheduled`."""
+        if self.stolen:
+            self.pool.free_blocks(self.stolen)
+            self.stolen = []
+        self.scheduled(output)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_whatever_happens(
+    engine: Engine, reference: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Tables and texts are right, and who has ended is forgotten, also in steps that aren't what the core planned."""
+    from vllm.v1.core.sched.interface import PauseState
+
+    from minedraft.backends.vllm import conductor
+
+    watched, trouble = Watched(engine, monkeypatch), Trouble(engine, seed)
+    monkeypatch.setattr(engine.conductor, "plan", trouble.planned)
+    monkeypatch.setattr(engine.conductor, "scheduled", trouble.carried_out)
+    monkeypatch.setattr(conductor, "_MAX_DISPLACED", 1000)
+    prefix = f"trouble{seed}"
+    jobs = renamed([*make_requests(), *make_load()], prefix)
+    aborts = {9 * i: f"{prefix}l{5 * i}" for i in range(1, 12)}
+    texts = plain_ids(engine.run(jobs, per_step=2, aborts=aborts, on_step=trouble), prefix)
+    assert min(trouble.counts["unplanned"], trouble.counts["short"]) > 2
+    assert watched.counts["back"] > 20
+    gone = {request_id.removeprefix(prefix) for request_id in aborts.values()}
+    for request_id, text in texts.items():
+        whole = reference[request_id]
+        assert text == (whole[: len(text)] if request_id in gone else whole), request_id
+    assert len(texts) >= len(jobs) - len(gone)
+    engine.conductor.counters.strays = 0
+    engine.scheduler.set_pause_state(PauseState.UNPAUSED)
+    engine.run([Job(f"{prefix}last", [5, 6], 1)])
+    engine.check_rest()
+    assert not engine.conductor._tails, "somebody who has ended left a tail"
+    assert not engine.conductor._stays
+    assert not engine.scheduler.prev_step_scheduled_req_ids, "somebody who has ended counts as scheduled"
+
+
 # --- Single decisions, on a pool of vLLM's.
 
 
@@ -220,6 +303,22 @@ def test_what_runs_unplanned_is_sent_whole() -> None:
     tails.take_back({})
     output = output_for(scheduler, {"a": [7]})
     tails.resend(output, is_planned=False)
+    assert output.scheduled_cached_reqs.resumed_req_ids == {"a"}
+
+
+def test_a_table_that_is_not_what_it_was_is_sent_whole() -> None:
+    from minedraft.backends.vllm.tails import Tails
+
+    scheduler = pool_of(20, 4)
+    add(scheduler, "a", 4, 3)
+    tails = Tails(scheduler)
+    tails.cut(["a"])
+    scheduler.tables.req_to_blocks["a"] += scheduler.kv_cache_manager.block_pool.get_new_blocks(1)  # whoever did it
+    before = ids_of(scheduler, "a")
+    tails.take_back({"a": 8})
+    assert ids_of(scheduler, "a") == before
+    output = output_for(scheduler, {"a": [7]})
+    tails.resend(output, is_planned=True)
     assert output.scheduled_cached_reqs.resumed_req_ids == {"a"}
 
 

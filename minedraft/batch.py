@@ -16,7 +16,10 @@ from minedraft.steady import Columns
 
 
 class BatchPhase(enum.IntEnum):
-    """What is being done for a sub-batch. An IntEnum, since those hash at C speed."""
+    """What is being done for a sub-batch. An IntEnum, since those hash at C speed.
+
+    That the drafter takes tokens of its members in, when it has nothing to draft, is no phase: see `ingestion.py`.
+    """
 
     IDLE = 0
     DRAFTING = 1

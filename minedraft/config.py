@@ -124,6 +124,8 @@ class RunConfig(Table):
                 )
         else:
             values["num_batches"] = 1
+        if "draft_ingests_beside" not in self.scheduler.model_fields_set:
+            values["draft_ingests_beside"] = not self.colocated and self.mode not in PEARL_MODES
         if isinstance(self.cost, GpuCostTable):
             values.update(self._pools_of_the_gpus(values["block_size"]))
         if self.mode == "ar":
@@ -247,6 +249,11 @@ class RunConfig(Table):
             raise FieldError(
                 "devices.colocated",
                 f"is true, but {self.mode} drafts during verification; remove it: the drafter has its own device then",
+            )
+        if self.mode in PEARL_MODES and "draft_ingests_beside" in self.scheduler.model_fields_set:
+            raise FieldError(
+                "scheduler.draft_ingests_beside",
+                f"is given, but the drafter of {self.mode} drafts during verification; remove it",
             )
         check_place(self.mode, self.drafting, self.link, self.cost, world=world)
         drafts = self.mode != "ar" and not self.drafting.on_host

@@ -15,6 +15,7 @@ class SchedulerTable(Table):
     """The fields of `SchedulerConfig`, which see.
 
     `num_batches` counts in psd mode only (default 2); ar and sd have one batch, and ar has no draft pool.
+    `draft_ingests_beside` is False by default for a drafter on the target's devices, and for PEARL's.
     """
 
     num_batches: int | None = None
@@ -31,6 +32,7 @@ class SchedulerTable(Table):
     num_draft_blocks: int = 65536
     draft_keeps_kv: bool = True
     draft_follows_target: bool = False
+    draft_ingests_beside: bool = True
     kv_watermark: float = 0.01
     max_verify_failures: int = 3
 

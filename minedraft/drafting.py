@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, Final
 
 from minedraft.batch import Batch
 from minedraft.kv_cache import KVPool, blocks_for
@@ -16,16 +16,18 @@ from minedraft.work import PREFILL, DraftResult, DraftWork, WorldError, ZeroDraf
 
 # After a round the drafter lags by one committed token, or two if every draft was accepted.
 MAX_ROUTINE_INGEST = 2
+NO_OBSTACLE: Final = ZeroDraft.NONE
 
 
 class DraftInFlight:
     """A submitted draft work and whom it is for."""
 
-    __slots__ = ("seqs", "work")
+    __slots__ = ("is_ingestion", "seqs", "work")
 
-    def __init__(self, work: DraftWork, seqs: tuple[SequenceState, ...]) -> None:
+    def __init__(self, work: DraftWork, seqs: tuple[SequenceState, ...], is_ingestion: bool = False) -> None:
         self.work = work
         self.seqs = seqs
+        self.is_ingestion = is_ingestion  # see `ingestion.py`
 
 
 class _Entries:
@@ -67,6 +69,30 @@ def can_draft(seq: SequenceState) -> bool:
     )
 
 
+def lags_behind(state: SchedulerState, seq: SequenceState) -> bool:
+    """Whether the drafter has so much to take in of a request that it does so beside the target's work.
+
+    What is being taken in counts as done: that is worth waiting for.
+    """
+    config = state.config
+    missing = seq.num_tokens - seq.num_draft_computed - seq.num_ingesting
+    return config.draft_ingests_beside and missing > config.catch_up_limit
+
+
+def _obstacle(state: SchedulerState, seq: SequenceState) -> ZeroDraft:
+    """Why the drafter could do nothing for a request that could use drafts, even if it were free; NONE if it could.
+
+    A drafter that is never busy beside the target is simply asked.
+    """
+    if not state.drafter_up:
+        return ZeroDraft.DRAFTER_DOWN
+    if not state.config.draft_ingests_beside:
+        return NO_OBSTACLE
+    if not seq.draft_capacity and not state.has_draft_room(seq.num_tokens):
+        return ZeroDraft.DRAFT_KV
+    return ZeroDraft.CATCH_UP if lags_behind(state, seq) else NO_OBSTACLE
+
+
 def wants_draft(state: SchedulerState, batch: Batch) -> bool:
     """Whether some member could use drafts and the draft-length policy would give it any.
 
@@ -79,9 +105,18 @@ def wants_draft(state: SchedulerState, batch: Batch) -> bool:
         if _length_of_all(state, batch) and batch.columns.has_room():
             return True
         batch.columns.refresh()
-    if state.asks_once_per_batch:
-        return any(can_draft(seq) for seq in batch.members.values()) and _length_of_all(state, batch) > 0
-    return any(can_draft(seq) and _wanted_length(state, batch, seq) > 0 for seq in batch.members.values())
+    once = state.asks_once_per_batch
+    for seq in batch.members.values():
+        if not can_draft(seq):
+            continue
+        is_close = seq.draft_capacity and seq.num_tokens - seq.num_draft_computed <= MAX_ROUTINE_INGEST
+        if not is_close and _obstacle(state, seq):
+            continue
+        if once:
+            return _length_of_all(state, batch) > 0
+        if _wanted_length(state, batch, seq) > 0:
+            return True
+    return False
 
 
 def _wanted_length(state: SchedulerState, batch: Batch, seq: SequenceState) -> int:
@@ -107,9 +142,13 @@ def _length_of_all(state: SchedulerState, batch: Batch) -> int:
 def mark_undrafted(state: SchedulerState, batch: Batch) -> None:
     """Note why each member has k = 0 in this round: nothing is drafted for this batch."""
     batch.columns.settle()
-    cause = ZeroDraft.POLICY if state.drafter_up else ZeroDraft.DRAFTER_DOWN
     for seq in batch.members.values():
-        seq.zero_cause = cause if can_draft(seq) else _standing_cause(seq)
+        if can_draft(seq):
+            seq.zero_cause = _obstacle(state, seq) or ZeroDraft.POLICY
+            continue
+        seq.zero_cause = _standing_cause(seq)
+        if seq.draft_capacity and seq.num_tokens + 2 > seq.draft_limit:
+            state.drop_draft_kv(seq)  # it is never drafted again
 
 
 def _standing_cause(seq: SequenceState) -> ZeroDraft:
@@ -121,9 +160,10 @@ def _standing_cause(seq: SequenceState) -> ZeroDraft:
 def build_draft(state: SchedulerState, batch: Batch, work_id: int) -> DraftInFlight | None:
     """Plan the draft half of a batch's round and make the work for it.
 
-    Decoding members get their k; prompts that the target has yet to compute are ingested by the drafter in the same
-    work, if it can go ahead of the target. A batch of nothing but prompts gets no work of its own: it would be closed
-    to newcomers, and kept from a target that falls idle, for an ingestion that a later round hides as well.
+    Decoding members get their k. Prompts, and whoever lags far behind, are taken in beside the target's work (see
+    `ingestion.py`), since a work for a batch closes it to newcomers and keeps it from a target that falls idle. A
+    drafter that has no time of its own beside the target ingests them here; even then a batch of nothing but prompts
+    gets no work.
 
     Args:
         state: the scheduler's state; the drafter is there and free.
@@ -150,12 +190,13 @@ def build_draft(state: SchedulerState, batch: Batch, work_id: int) -> DraftInFli
     if columns.seqs:
         entries.add_columns(columns)
         spare -= columns.k * len(columns.seqs)
-    bulk = state.config.draft_budget - MAX_ROUTINE_INGEST * (num_decodes - num_lagging)
+    config = state.config
+    bulk = min(config.catch_up_limit, config.draft_budget - MAX_ROUTINE_INGEST * (num_decodes - num_lagging))
     if decodes:
         bulk = _plan_decodes(state, batch, decodes, entries, spare, bulk)
-    if not entries.seqs:
+    if not entries.seqs or (config.draft_ingests_beside and not any(entries.drafts)):
         return None
-    if not state.config.draft_follows_target:
+    if not config.draft_ingests_beside and not config.draft_follows_target:
         _plan_prefills(batch, prefills, entries, bulk)
     return _make_work(state, batch, work_id, entries)
 

@@ -19,7 +19,7 @@ from minedraft.intervals import BusyTime, length_s, part_after, part_before, uni
 from minedraft.run_data import COMPLETED, OPEN, Bools, Floats, Ints, RunData
 from minedraft.slo import Slo
 from minedraft.steady_state import NUM_PARTS
-from minedraft.tally import LATENCIES, Tally, decode_spans, known, latencies_s, num_by_status, num_good
+from minedraft.tally import LATENCIES, Tally, decode_spans, drafter_spans_s, known, latencies_s, num_by_status, num_good
 
 MAX_BLOCKS: Final = 4096  # of arrivals, whose mean backlogs are kept
 
@@ -62,7 +62,7 @@ class Folded:
 
     @property
     def device_times_s(self) -> tuple[float, float]:
-        """Device time of the verify works and of the draft works that were folded, in seconds."""
+        """Device time of the verify works that were folded, and of the works that drafted, in seconds."""
         return self._times.verify_s, self._times.draft_s
 
     def tally(self, rest: RunData) -> Tally:
@@ -228,7 +228,7 @@ class _Times:
     Attributes:
         num_verify_works: that came back.
         verify_s: their device time, summed.
-        num_draft_works: that came back.
+        num_draft_works: that came back, and asked for drafts.
         draft_s: their device time, summed.
         overlapped_s: seconds of drafting, up to the settled moment, while the target was verifying.
         decode_s: seconds up to there in which at least one request was between its first and its last token.
@@ -247,7 +247,7 @@ class _Times:
         self._draft_busy_s = 0.0
         self._settled_s = -math.inf
         # What lies after that moment.
-        self._verify = self._draft = self._decode = np.empty((0, 2))
+        self._verify = self._draft = self._drafter = self._decode = np.empty((0, 2))
 
     def fold(self, run: RunData, settled_s: float) -> None:
         """Take works, and the times in which requests were decoded; see `Folded.fold`."""
@@ -258,6 +258,7 @@ class _Times:
         self.draft_s += length_s(run.draft_spans_s)
         verify = np.concatenate([self._verify, run.verify_spans_s])
         draft = np.concatenate([self._draft, run.draft_spans_s])
+        drafter = np.concatenate([self._drafter, drafter_spans_s(run)])
         is_open = run.status == OPEN
         decode = part_after(decode_spans(run.first_token_s, run.last_token_s), self._settled_s)
         ended = decode_spans(run.first_token_s[~is_open], run.last_token_s[~is_open])
@@ -265,19 +266,20 @@ class _Times:
         settled_decode = union(part_before(np.concatenate([self._decode, decode]), settled_s))
         busy = BusyTime(settled_verify)
         self._target_busy_s += length_s(union(settled_verify))
-        self._draft_busy_s += length_s(union(settled_draft))
+        self._draft_busy_s += length_s(union(part_before(drafter, settled_s)))
         self.overlapped_s += busy.within_s(settled_draft)
         self.decode_s += length_s(settled_decode)
         self.decode_busy_s += busy.within_s(settled_decode)
         self._verify, self._draft = part_after(verify, settled_s), part_after(draft, settled_s)
+        self._drafter = part_after(drafter, settled_s)
         self._decode = union(part_after(np.concatenate([self._decode, ended]), settled_s))
         self._settled_s = settled_s
 
     def busy_until(self, rest: RunData, stop_s: float) -> tuple[float, float]:
         """Seconds up to a moment, which is not before the settled one, in which the target and the drafter worked."""
         verify = part_before(np.concatenate([self._verify, rest.verify_spans_s]), stop_s)
-        draft = part_before(np.concatenate([self._draft, rest.draft_spans_s]), stop_s)
-        return self._target_busy_s + length_s(union(verify)), self._draft_busy_s + length_s(union(draft))
+        drafter = part_before(np.concatenate([self._drafter, drafter_spans_s(rest)]), stop_s)
+        return self._target_busy_s + length_s(union(verify)), self._draft_busy_s + length_s(union(drafter))
 
 
 def _share(part: float, whole: float) -> float:

@@ -124,6 +124,7 @@ class MetricsCollector:
         # Works in flight, and when they were submitted; for a verify work, with the rows of its entries.
         self._verifying: dict[int, Verifying] = {}
         self._drafting: dict[int, float] = {}
+        self._ingesting: dict[int, float] = {}  # draft works that ask for no drafts
         # Per batch, its last verify work and the rows: most works name the same requests as the one before.
         self._previous: dict[int, Verifying] = {}
         # Per work.
@@ -131,6 +132,7 @@ class MetricsCollector:
         self._draft_spans = array("d")
         self._new_verify_spans: list[float] = []  # those to come, emptied by _flush
         self._new_draft_spans: list[float] = []
+        self._ingest_spans = array("d")
         self._num_drafted_tokens = 0
         self._num_failed_works = 0
         self._num_drafter_losses = 0
@@ -154,7 +156,7 @@ class MetricsCollector:
     def on_submit(self, now_s: float, work: Work) -> None:
         """See `Sink`."""
         if not isinstance(work, VerifyWork):
-            self._drafting[work.work_id] = now_s
+            (self._drafting if any(work.num_draft) else self._ingesting)[work.work_id] = now_s
             return
         before, rows, _ = self._previous.get(work.batch, NO_WORK)
         if before.request_ids != work.request_ids or before.incarnations != work.incarnations:
@@ -181,9 +183,11 @@ class MetricsCollector:
             self._num_failed_works += 1
             self._verifying.pop(event.work_id, None)
             self._drafting.pop(event.work_id, None)
+            self._ingesting.pop(event.work_id, None)
         elif isinstance(event, DrafterLost):
             self._num_drafter_losses += 1
             self._drafting.clear()
+            self._ingesting.clear()
 
     def on_outputs(self, outputs: Iterable[RequestOutput]) -> None:
         """Take what `Engine.step` returned for the last event. Optional, see the class."""
@@ -215,7 +219,7 @@ class MetricsCollector:
         return {**detailed(run), "itls": self._table.gaps.per_request(len(run.status) + 1)[1:]}
 
     def device_times_s(self) -> tuple[float, float]:
-        """Device time of all verify works, and of all draft works, that came back, in seconds."""
+        """Device time of all verify works that came back, and of all works that drafted, in seconds."""
         run = self.run_data()
         verify_s, draft_s = length_s(run.verify_spans_s), length_s(run.draft_spans_s)
         if self._folded is None:
@@ -249,6 +253,7 @@ class MetricsCollector:
             gaps_s=table.gaps.of(completed),
             verify_spans_s=np.array(self._verify_spans).reshape(-1, 2),
             draft_spans_s=np.array(self._draft_spans).reshape(-1, 2),
+            ingest_spans_s=np.array(self._ingest_spans).reshape(-1, 2),
             last_event_s=self._last_event_s,
             max_tokens_in_a_second=table.seconds.most,
             num_drafts=table.num_drafts,
@@ -319,6 +324,8 @@ class MetricsCollector:
         if self._drafting.pop(event.work_id, None) is not None:
             self._new_draft_spans += (event.started_s, event.ended_s)
             self._num_drafted_tokens += sum(result.num_drafted)
+        elif self._ingesting.pop(event.work_id, None) is not None:
+            self._ingest_spans.extend((event.started_s, event.ended_s))
 
     def _verified(self, now_s: float, event: WorkDone, result: VerifyResult) -> None:
         entry = self._verifying.pop(event.work_id, None)
@@ -341,7 +348,7 @@ class MetricsCollector:
                     self._end(row, STATUS_OF[reason])
         if len(self._rows) >= FLUSH_ROWS:
             self._flush()
-            num_works = max(len(self._verify_spans), len(self._draft_spans)) // 2
+            num_works = max(map(len, (self._verify_spans, self._draft_spans, self._ingest_spans))) // 2
             if num_works > self._fold_at.num_works or len(self._table.gaps) > self._fold_at.num_gaps:
                 self._fold()
 
@@ -375,7 +382,7 @@ class MetricsCollector:
             self._folded = Folded(self._slo)
         run = self.run_data()
         self._folded.fold(run, self._settled_s())
-        del self._verify_spans[:], self._draft_spans[:]
+        del self._verify_spans[:], self._draft_spans[:], self._ingest_spans[:]
         open_rows = np.flatnonzero(run.status == OPEN) + 1  # row 0 is not in the data
         self._keep(np.concatenate([[NOBODY], open_rows]))
         more = [num // FOLD_SHARE for num in self._max_kept]
@@ -385,7 +392,7 @@ class MetricsCollector:
     def _settled_s(self) -> float:
         """No work that is in flight or is yet to be submitted began before this moment."""
         submitted_s = [since_s for _, _, since_s in self._verifying.values()]
-        return min([self._last_event_s, *submitted_s, *self._drafting.values()])
+        return min([self._last_event_s, *submitted_s, *self._drafting.values(), *self._ingesting.values()])
 
     def _keep(self, rows: Ints) -> None:
         """Forget all rows but these, and number them anew."""

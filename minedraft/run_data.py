@@ -66,7 +66,8 @@ class RunData:
         end_s: when the request ended.
         gaps_s: seconds between two chunks of a request, of completed requests.
         verify_spans_s: (start, end) on the device of each verify work that came back, one row each.
-        draft_spans_s: the same for draft works.
+        draft_spans_s: the same for draft works that asked for drafts.
+        ingest_spans_s: the same for those that asked for none: the drafter only took tokens in.
         last_event_s: time of the last event.
         max_tokens_in_a_second: most tokens committed within a whole second since the first arrival.
         num_drafts: verified entries with at least one draft.
@@ -93,6 +94,7 @@ class RunData:
     gaps_s: Floats
     verify_spans_s: Floats
     draft_spans_s: Floats
+    ingest_spans_s: Floats
     last_event_s: float
     max_tokens_in_a_second: int
     num_drafts: int

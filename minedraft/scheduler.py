@@ -2,7 +2,8 @@
 
 Law of this file: no clock, no I/O, no token ids, no way to tell which world it is in. At most one work is in flight
 per device group. Everything is event-driven: target free and some batch DRAFTED -> verify it; drafter free and some
-batch IDLE -> draft it. Alternation, cold start, single requests and draining follow from that.
+batch IDLE -> draft it; drafter free and nothing to draft -> let it catch up. Alternation, cold start, single requests
+and draining follow from that.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 from minedraft.batch import DRAFTED_PHASE, DRAFTING_PHASE, IDLE_PHASE, VERIFYING_PHASE, Batch
 from minedraft.drafting import DraftInFlight, apply_draft, build_draft, cancel_draft, mark_undrafted, wants_draft
+from minedraft.ingestion import apply_ingestion, build_ingestion, cancel_ingestion
 from minedraft.kv_cache import KVPool, NoPool, PagedPool
 from minedraft.policy import Mode, Policies, PolicyError
 from minedraft.request import FinishReason, RequestOutput
@@ -69,6 +71,7 @@ class Scheduler:
         self._verify: VerifyInFlight | None = None
         self._void_work_ids: dict[int, None] = {}  # draft works whose drafter died; a late result is ignored
         self._next_work_id = 0
+        self._may_ingest = True  # no ingestion has failed since the last verification began
         self._policy_error: PolicyError | None = None
 
     # ---------------------------------------------------------------- first verb
@@ -196,6 +199,7 @@ class Scheduler:
         self._next_work_id += 1
         state.batches.set_phase(batch, VERIFYING_PHASE)
         self._verify = made
+        self._may_ingest = True
         works.append(made.work)
         return True
 
@@ -236,7 +240,20 @@ class Scheduler:
             if self._verify is None and batch.members:  # else it stays open for others to join
                 state.batches.set_phase(batch, DRAFTED_PHASE)
                 return True
-        return False
+        return self._start_ingestion(works)
+
+    def _start_ingestion(self, works: list[Work]) -> bool:
+        """Let a drafter that has nothing to draft take in, beside the target's work, what it will have to."""
+        config = self.config
+        if self._verify is None or not (self._may_ingest and config.draft_ingests_beside and config.draft_keeps_kv):
+            return False
+        made = build_ingestion(self.state, self._verify.work, self._next_work_id)
+        if made is None:
+            return False
+        self._next_work_id += 1
+        self._draft = made
+        works.append(made.work)
+        return True
 
     # --------------------------------------------------------------- second verb
 
@@ -303,7 +320,10 @@ class Scheduler:
         if draft is not None and event.work_id == draft.work.work_id:
             if not isinstance(result, DraftResult):
                 raise WorldError(f"work {event.work_id} is a draft, its result is not")
-            apply_draft(self.state, draft, result)
+            if draft.is_ingestion:
+                apply_ingestion(draft, result)
+            else:
+                apply_draft(self.state, draft, result)
             self._end_draft(draft)
         else:
             self._ignore_void(event.work_id)
@@ -311,8 +331,18 @@ class Scheduler:
 
     def _end_draft(self, draft: DraftInFlight) -> None:
         self._draft = None
+        if draft.is_ingestion:
+            return
         batch = self.state.batches.batches[draft.work.batch]
         self.state.batches.set_phase(batch, DRAFTED_PHASE if batch.members else IDLE_PHASE)
+
+    def _cancel_draft(self, draft: DraftInFlight, cause: ZeroDraft) -> None:
+        if draft.is_ingestion:
+            cancel_ingestion(draft)
+            self._may_ingest = False
+        else:
+            cancel_draft(self.state, draft, cause)
+        self._end_draft(draft)
 
     def _ignore_void(self, work_id: int) -> None:
         if work_id not in self._void_work_ids:
@@ -322,8 +352,7 @@ class Scheduler:
     def _work_failed(self, event: WorkFailed) -> list[RequestOutput]:
         verify, draft = self._verify, self._draft
         if draft is not None and event.work_id == draft.work.work_id:
-            cancel_draft(self.state, draft, ZeroDraft.DRAFT_FAILED)
-            self._end_draft(draft)
+            self._cancel_draft(draft, ZeroDraft.DRAFT_FAILED)
             return []
         if verify is None or event.work_id != verify.work.work_id:
             self._ignore_void(event.work_id)
@@ -347,9 +376,8 @@ class Scheduler:
     def _lose_drafter(self) -> None:
         if self._draft is not None:
             draft = self._draft
-            cancel_draft(self.state, draft, ZeroDraft.DRAFTER_DOWN)
+            self._cancel_draft(draft, ZeroDraft.DRAFTER_DOWN)
             self._void_work_ids[draft.work.work_id] = None
-            self._end_draft(draft)
         self.state.lose_drafter()
 
     # ------------------------------------------------------------------- checks

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Final
 
 from minedraft.kv_cache import BOUNDLESS, blocks_for
+
+CATCH_UP_SHARE: Final = 8  # of the drafter's budget, what a draft work may take in for requests that lag behind
+CATCH_UP_TOKENS: Final = 256  # at least, since so many take a device hardly longer than one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +31,8 @@ class SchedulerConfig:
         draft_keeps_kv: the drafter holds KV; False for prompt lookup, which needs no pool.
         draft_follows_target: the drafter takes in only what the target has computed, since it reads the target's hidden
             states (EAGLE heads, MTP modules); it ingests no prompt ahead of the target.
+        draft_ingests_beside: the drafter takes committed tokens in beside the target's work (`ingestion.py`); False for
+            one that has no time then, since it shares the target's devices or is PEARL's.
         kv_watermark: share of the target's pool that admission leaves free while anything runs.
         max_verify_failures: a batch whose verification fails this often in a row ends with an error.
 
@@ -49,12 +54,14 @@ class SchedulerConfig:
     num_draft_blocks: int = 65536
     draft_keeps_kv: bool = True
     draft_follows_target: bool = False
+    draft_ingests_beside: bool = True
     kv_watermark: float = 0.01
     max_verify_failures: int = 3
     # Derived once, so that the hot path reads plain attributes.
     model_len: int = field(init=False, repr=False, default=0)
     draft_len: int = field(init=False, repr=False, default=0)
     draft_budget: int = field(init=False, repr=False, default=0)
+    catch_up_limit: int = field(init=False, repr=False, default=0)
     running_limit: int = field(init=False, repr=False, default=0)
     watermark_blocks: int = field(init=False, repr=False, default=0)
 
@@ -79,6 +86,10 @@ class SchedulerConfig:
         self._derive("model_len", model_len)
         self._derive("draft_len", min(model_len, self.draft_max_model_len or model_len))
         self._derive("draft_budget", draft_budget)
+        catch_up_limit = draft_budget
+        if self.draft_ingests_beside:  # what can be done beside the target is not to keep a batch waiting for long
+            catch_up_limit = min(draft_budget, max(CATCH_UP_TOKENS, draft_budget // CATCH_UP_SHARE))
+        self._derive("catch_up_limit", catch_up_limit)
         self._derive("running_limit", self.max_num_seqs or self.num_batches * self.max_batch_size)
         self._derive("watermark_blocks", int(self.kv_watermark * self.num_target_blocks))
 

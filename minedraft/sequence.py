@@ -41,7 +41,8 @@ class SequenceState:
         num_draft_computed: committed tokens whose draft KV is valid (never counts a draft).
         num_drafted: drafts that wait for their verification; consumed at most once.
         num_selected: how many of them will be verified, from the front.
-        drafting: a draft work that includes this sequence is in flight and its result still counts.
+        drafting: its batch is being drafted, this sequence is in the work, and the result still counts.
+        num_ingesting: committed tokens that the drafter takes in by an ingestion in flight whose result still counts.
         in_drafter: the drafter was given a work that names this incarnation, so it must be told to forget it.
         zero_cause: why `num_drafted` is 0.
         no_draft_cause: why `max_draft` is 0, if it is.
@@ -72,6 +73,7 @@ class SequenceState:
         "num_draft_computed",
         "num_draft_tokens",
         "num_drafted",
+        "num_ingesting",
         "num_preemptions",
         "num_rounds",
         "num_selected",
@@ -106,6 +108,7 @@ class SequenceState:
         self.num_selected = 0
         self.probs: tuple[float, ...] = ()
         self.drafting = False
+        self.num_ingesting = 0
         self.in_drafter = False
         self.zero_cause = PREFILL
         self.no_draft_cause = ZeroDraft.OPTED_OUT
@@ -146,8 +149,11 @@ class SequenceState:
         self.reset_draft_kv()
 
     def reset_draft_kv(self) -> None:
-        """Forget the drafter's KV. Drafts already made stay good: they are tokens, and the target judges them."""
-        self.num_draft_computed = 0
+        """Forget the drafter's KV, and what is on its way into it.
+
+        Drafts already made stay good: they are tokens, and the target judges them.
+        """
+        self.num_draft_computed = self.num_ingesting = 0
         if self.drafting:
             self.drafting = False
             self.zero_cause = ZeroDraft.DRAFT_KV

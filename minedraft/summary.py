@@ -79,11 +79,12 @@ class Summary:
         num_failed_works: works that came to nothing.
         num_drafter_losses: times the drafter was lost.
         mean_verify_ms: device time of a verify work.
-        mean_draft_ms: device time of a draft work.
+        mean_draft_ms: device time of a work that drafts.
         target_utilisation: busy share of `duration` of the target's device group.
         draft_utilisation: the same of the drafter's.
         overlapped_draft_share: seconds of drafting while the target was verifying / seconds of drafting. 0
-            for sequential speculative decoding, 1 if all drafting hides behind verification.
+            for sequential speculative decoding, 1 if all drafting hides behind verification. Works in which the drafter
+            only takes tokens in are no drafting; they count in draft_utilisation.
         decode_verify_share: busy share of the target while at least one request was between its first and its
             last token.
         num_target_devices: devices of the target's group.

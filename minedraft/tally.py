@@ -38,7 +38,7 @@ class Tally:
         percentile_error: see `Summary`.
         rounds: verify works that came back.
         verify_s: their device time, summed.
-        num_draft_works: draft works that came back.
+        num_draft_works: works that came back with what they were asked to draft.
         draft_s: their device time, summed.
         target_utilisation: see `Summary`, as are the next three.
         draft_utilisation: see there.
@@ -95,10 +95,15 @@ def tally(run: RunData, slo: Slo | None = None) -> Tally:
         num_draft_works=len(run.draft_spans_s),
         draft_s=length_s(run.draft_spans_s),
         target_utilisation=busy.share_of(np.array([[start_s, stop_s]])),
-        draft_utilisation=BusyTime(run.draft_spans_s).share_of(np.array([[start_s, stop_s]])),
+        draft_utilisation=BusyTime(drafter_spans_s(run)).share_of(np.array([[start_s, stop_s]])),
         overlapped_draft_share=busy.share_of(run.draft_spans_s),
         decode_verify_share=busy.share_of(union(decode_spans(run.first_token_s, run.last_token_s))),
     )
+
+
+def drafter_spans_s(run: RunData) -> Floats:
+    """When the drafter was busy, whatever with."""
+    return np.concatenate([run.draft_spans_s, run.ingest_spans_s])
 
 
 def num_by_status(run: RunData) -> tuple[int, int, int, int]:

@@ -108,7 +108,8 @@ class TraceWriter:
                 self._put_sizes(now_s, sizes)
             number = self._rounds[batch]
         else:
-            self._drafted_since_s.pop(batch, None)
+            if not _only_ingests(work):
+                self._drafted_since_s.pop(batch, None)
             number = self._rounds[batch] + 1
         self._in_flight[work.work_id] = _InFlight(work, number, now_s)
 
@@ -152,10 +153,9 @@ class TraceWriter:
             accepted, committed = sum(event.result.num_accepted), sum(event.result.num_committed)
             args += f',"drafts":{sum(work.num_draft)},"accepted":{accepted},"committed":{committed}'
         else:
-            self._drafted_since_s[work.batch] = now_s
             args += f',"drafts":{sum(event.result.num_drafted)}'
         self._put_slice(_title(work, number), DEVICES, lane, event.started_s, event.ended_s, args)
-        self._put_slice(_phase(work), BATCHES, work.batch, submitted_s, now_s)
+        self._put_phase(work, submitted_s, now_s)
 
     def _put_failed(self, now_s: float, work_id: int) -> None:
         """Show a work that came to nothing, from its submission to the news: no device time is known."""
@@ -166,10 +166,17 @@ class TraceWriter:
         lane = self._target_lane(work)
         if isinstance(work, DraftWork):
             lane = self._drafter_lane(work)
-            self._drafted_since_s[work.batch] = now_s  # it goes on without drafts
         args = f'"work":{work_id},"requests":{len(work.request_ids)}'
         self._put_slice(f"{_title(work, number)} (failed)", DEVICES, lane, submitted_s, now_s, args)
-        self._put_slice(f"{_phase(work)} (failed)", BATCHES, work.batch, submitted_s, now_s)
+        self._put_phase(work, submitted_s, now_s, " (failed)")
+
+    def _put_phase(self, work: Work, submitted_s: float, now_s: float, how: str = "") -> None:
+        """What the work was for its batch; an ingestion is nothing: the batch has its own phases meanwhile."""
+        if isinstance(work, DraftWork):
+            if _only_ingests(work):
+                return
+            self._drafted_since_s[work.batch] = now_s  # if it failed, the batch goes on without drafts
+        self._put_slice(f"{_phase(work)}{how}", BATCHES, work.batch, submitted_s, now_s)
 
     def _put_request(self, now_s: float, event: RequestArrived | RequestAborted) -> None:
         if isinstance(event, RequestArrived):
@@ -257,7 +264,13 @@ def batch_name(index: int) -> str:
     return chr(ord("A") + index) if index < 26 else str(index)
 
 
+def _only_ingests(work: DraftWork) -> bool:
+    return not any(work.num_draft)
+
+
 def _title(work: Work, number: int) -> str:
+    if isinstance(work, DraftWork) and _only_ingests(work):
+        return f"ingest {batch_name(work.batch)}"
     verb = "verify" if isinstance(work, VerifyWork) else "draft"
     return f"{verb} {batch_name(work.batch)} r{number}"
 

@@ -43,6 +43,10 @@ class DraftWork(NamedTuple):
     committed tokens, then draft `num_draft[i]` tokens. `num_draft[i] > 0` only if the ingestion reaches the last
     committed token.
 
+    A work whose `num_draft` are all 0 only takes tokens in. It may be in flight beside the verification of the same
+    requests, which have drafts of their own or none: its result changes neither. (I3: a request is never drafted and
+    verified at once; ingestion is neither.)
+
     Attributes:
         work_id: unique in the run, increasing.
         batch: index of the sub-batch.

@@ -71,7 +71,8 @@ class Standing(NamedTuple):
 class PearlBackend(SimBackend):
     """A simulated world in which drafting goes on beside the verification of the same requests; see the module.
 
-    Meant for one batch: a core in mode `sd`.
+    Meant for one batch: a core in mode `sd`, with `SchedulerConfig.draft_ingests_beside = False`, since this drafter
+    drafts beside the target's work.
 
     Arguments are those of `SimBackend`. The drafting beside a verification is priced, and sent, as the draft work that
     was answered before it, and judged once, as a whole, in the positions that it drafts for.
@@ -104,6 +105,8 @@ class PearlBackend(SimBackend):
         if not self._drafter_up:
             super()._submit_draft(work)
             return
+        if self._num_in_flight > 1:
+            raise ValueError("a draft work came during a verification: set draft_ingests_beside = False for PEARL")
         self._asked = work
         if self._drafting is None:
             self._answer()

@@ -77,6 +77,11 @@ class Driver:
         counts = tuple([k if num_drafted is None else min(k, num_drafted) for k in work.num_draft])
         return self.feed(WorkDone(work.work_id, DraftResult(counts), self.now_s, self.now_s))
 
+    def ingest_done(self) -> list[RequestOutput]:
+        assert self.drafting is not None
+        assert not any(self.drafting.num_draft), "that is a draft, not an ingestion"
+        return self.draft_done()
+
     def verify_done(self, num_accepted: int = 0) -> list[RequestOutput]:
         work, self.verifying = self.verifying, None
         assert work is not None
@@ -102,10 +107,11 @@ class Driver:
         return self.feed(DrafterReady())
 
     def step(self, num_accepted: int = 0) -> None:
-        """Complete whatever is in flight, the draft first."""
-        if self.drafting is not None:
+        """Complete whatever is in flight, the draft first; what begins meanwhile goes on."""
+        drafting, verifying = self.drafting, self.verifying
+        if drafting is not None:
             self.draft_done()
-        if self.verifying is not None:
+        if verifying is not None:
             self.verify_done(num_accepted)
 
     def drain(self, num_accepted: int = 0, limit: int = 10_000) -> None:

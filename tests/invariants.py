@@ -7,7 +7,13 @@ from minedraft.drafting import wants_draft
 from minedraft.kv_cache import NoPool, blocks_for
 from minedraft.request import SequenceStatus
 from minedraft.scheduler import Scheduler
+from minedraft.sequence import SequenceState
 from minedraft.work import DraftWork, VerifyWork, Work
+
+
+def is_ingestion(scheduler: Scheduler, work: DraftWork) -> bool:
+    """Whether a draft work is none of a batch's rounds."""
+    return scheduler.config.draft_ingests_beside and not any(work.num_draft)
 
 
 def check_state(scheduler: Scheduler) -> None:
@@ -38,6 +44,7 @@ def check_state(scheduler: Scheduler) -> None:
         assert 0 <= seq.num_computed < seq.num_tokens <= seq.limit
         assert not (seq.drafting and seq.batch in verifying), "drafted and verified at once"  # I3
         assert not seq.drafting or seq.batch in drafting
+        _check_ingestion(scheduler, seq)
         assert seq.num_selected <= seq.num_drafted <= config.num_speculative_tokens
         assert seq.num_draft_computed <= seq.num_tokens  # I8
         assert seq.num_draft_computed <= seq.draft_capacity
@@ -49,6 +56,22 @@ def check_state(scheduler: Scheduler) -> None:
         assert seq.target_capacity == seq.draft_capacity == seq.num_computed == seq.num_drafted == 0
         assert seq.num_uncomputed == seq.num_tokens
         assert not seq.drafting
+        assert not seq.num_ingesting
+
+
+def _check_ingestion(scheduler: Scheduler, seq: SequenceState) -> None:
+    """I3 and I8: who is in an ingestion has no drafts, and the drafter gets committed tokens that it has room for."""
+    if not seq.num_ingesting:
+        return
+    config = scheduler.config
+    assert config.draft_ingests_beside
+    assert scheduler.num_in_flight, "an ingestion that is not in flight"
+    assert not seq.drafting, "drafted while the drafter takes its tokens in"
+    assert not seq.num_drafted
+    assert seq.columns is None
+    assert seq.in_drafter
+    reach = seq.num_draft_computed + seq.num_ingesting
+    assert reach <= min(seq.draft_capacity, seq.num_computed if config.draft_follows_target else seq.num_tokens)
 
 
 def _check_pools(scheduler: Scheduler) -> None:
@@ -83,7 +106,7 @@ def check_work(scheduler: Scheduler, work: Work) -> None:
         seq = state.running.get(request_id)
         if seq is None or seq.incarnation != work.incarnations[i]:
             continue  # preempted by what was decided later in the same call; its result will be ignored
-        assert batch.members[request_id] is seq
+        assert state.batches.batches[seq.batch].members[request_id] is seq
         assert seq.incarnation == work.incarnations[i]
         k = work.num_draft[i]
         reach = work.num_computed[i] + work.num_new[i] + k
@@ -93,15 +116,23 @@ def check_work(scheduler: Scheduler, work: Work) -> None:
             assert seq.num_tokens + k + 1 <= config.draft_len
         if isinstance(work, VerifyWork):
             assert batch.phase is BatchPhase.VERIFYING
+            assert seq.batch == work.batch
             assert k <= seq.num_selected <= seq.num_drafted  # I10, prefix-closed by being a count
             held = state.target_pool.held_blocks(request_id)
             assert held * config.block_size >= reach  # I7: the reservation covers the reach ...
             assert held <= blocks_for(seq.num_tokens + k, config.block_size) + 1  # ... and little more
         else:
-            assert batch.phase is BatchPhase.DRAFTING
+            if is_ingestion(scheduler, work):
+                assert batch.phase is not BatchPhase.DRAFTING
+                assert seq.num_ingesting == work.num_new[i]
+            else:
+                assert batch.phase is BatchPhase.DRAFTING
+                assert seq.batch == work.batch
             assert reach <= config.draft_len, "the drafter is sent beyond its model's context"  # I9
             assert seq.draft_capacity >= max(reach - 1, work.num_computed[i] + work.num_new[i])
-            if config.draft_follows_target:
+            if config.draft_follows_target and is_ingestion(scheduler, work):
+                assert reach <= seq.num_computed, "a head is sent where the target has not been"
+            elif config.draft_follows_target:
                 assert seq.num_uncomputed == 1, "a head is sent where the target has not been"
                 assert seq.round, "a head is sent where the target has not been"
     if isinstance(work, VerifyWork):
@@ -113,4 +144,4 @@ def check_work(scheduler: Scheduler, work: Work) -> None:
     else:
         assert isinstance(work, DraftWork)
         bulk = [new for new in work.num_new if new > 2]
-        assert sum(bulk) <= config.draft_budget
+        assert sum(bulk) <= (config.draft_budget if is_ingestion(scheduler, work) else config.catch_up_limit)

@@ -111,6 +111,7 @@ def run_data(arrival_s: np.ndarray, end_s: np.ndarray, now_s: float) -> RunData:
         gaps_s=end_s[~np.isnan(end_s)],
         verify_spans_s=spans,
         draft_spans_s=spans,
+        ingest_spans_s=spans,
         last_event_s=now_s,
         max_tokens_in_a_second=0,
         num_drafts=0,

@@ -315,6 +315,29 @@ def test_a_result_that_nobody_asked_for_is_left_to_the_core():
     assert tell([(1.0, done(5, [], [], 0.0, 1.0))]).summarize().rounds == 0
 
 
+def test_a_work_that_only_ingests_is_no_drafting():
+    """The drafter is busy with it, and that is all."""
+    records = [
+        (0.0, RequestArrived(Request("a", 10, 2, 0.0))),
+        (0.0, verify(0, 0, ["a"], [0])),
+        (0.0, draft(1, 0, ["a"], [0])),
+        (3.0, drafted(1, [0], 0.0, 3.0)),
+        (3.0, draft(2, 0, ["a"], [0])),
+        (4.0, done(0, [0], [1], 0.0, 4.0)),
+        (4.0, DrafterLost("with the second one")),
+        (4.0, draft(3, 0, ["a"], [1])),
+        (6.0, drafted(3, [1], 4.0, 6.0)),
+        (6.0, verify(4, 0, ["a"], [1])),
+        (8.0, done(4, [0], [1], 6.0, 8.0)),
+    ]
+    for max_kept in (None, Kept(1, 1, 1)):
+        collector = tell(records, max_kept=max_kept)
+        summary = collector.summarize()
+        assert (summary.mean_draft_ms, summary.overlapped_draft_share) == (2000.0, 0.0)
+        assert summary.draft_utilisation == pytest.approx(5 / 8)
+        assert collector.device_times_s() == (6.0, 2.0)
+
+
 # ------------------------------------------------------------------- reference
 
 
@@ -353,7 +376,8 @@ def reference(tape, ended):
         elif isinstance(item, WorkDone) and item.work_id in works:
             work, members = works.pop(item.work_id)
             if isinstance(work, DraftWork):
-                draft_spans.append((item.started_s, item.ended_s))
+                if any(work.num_draft):
+                    draft_spans.append((item.started_s, item.ended_s))
                 continue
             verify_spans.append((item.started_s, item.ended_s))
             sizes.append(work.batch_sizes)

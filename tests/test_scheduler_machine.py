@@ -14,7 +14,7 @@ from typing import Any
 from hypothesis import note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from invariants import check_state, check_work
+from invariants import check_state, check_work, is_ingestion
 from toy_world import ToyDevices, ToyModel
 
 from minedraft.batch import BatchPhase
@@ -89,6 +89,7 @@ def configs(draw: Any) -> SchedulerConfig:
         num_draft_blocks=draw(st.integers(1, 24)),
         draft_keeps_kv=draw(st.sampled_from([True, True, True, False])),
         draft_follows_target=draw(st.booleans()),
+        draft_ingests_beside=draw(st.sampled_from([True, True, False])),
         kv_watermark=draw(st.sampled_from([0.0, 0.1])),
     )
 
@@ -150,14 +151,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             kind = type(work)
             assert kind not in self.in_flight, "two works in flight for one device group"
             check_work(self.scheduler, work)
-            if isinstance(work, VerifyWork) and DraftWork in self.in_flight:  # I3 across the two groups
-                drafting = self.in_flight[DraftWork][0]
+            drafting = self.in_flight[DraftWork][0] if DraftWork in self.in_flight else None
+            if isinstance(work, VerifyWork) and drafting and not is_ingestion(self.scheduler, drafting):
+                # I3 across the two groups
                 pairs = set(zip(drafting.request_ids, drafting.incarnations, strict=True))
                 assert not pairs & set(zip(work.request_ids, work.incarnations, strict=True))
             self.in_flight[kind] = (work, self.devices.execute(work))
             if isinstance(work, VerifyWork):
                 self.count_waits(work)
-            else:  # who is drafted isn't waiting any more
+            elif not is_ingestion(self.scheduler, work):  # who is drafted isn't waiting any more
                 self.waits = {key: count for key, count in self.waits.items() if key[1] != work.batch}
 
     def count_waits(self, work: VerifyWork) -> None:

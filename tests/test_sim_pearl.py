@@ -96,7 +96,8 @@ def make(
     selection: str = "all",
     **options: Any,
 ) -> tuple[Engine, Recorder]:
-    config = SchedulerConfig(**{"max_batch_size": m, "num_speculative_tokens": k, **(limits or {})})
+    defaults = {"max_batch_size": m, "num_speculative_tokens": k, "draft_ingests_beside": False}
+    config = SchedulerConfig(**{**defaults, **(limits or {})})
     recorder = Checker(world(workload, cost, acceptance or ConstantRate(0.7, seed=5), **options))
     policies = load_policies({"selection": selection}, {"mode": {"mode": "sd"}})
     engine = Engine(Scheduler(config, policies), recorder)
@@ -648,6 +649,11 @@ def test_nobody_waits_for_the_last_drafting() -> None:
     """A drafting for requests that have ended doesn't keep the run alive."""
     cost = ConstantCost(verify_base_s=1.0, draft_base_s=50.0)
     backend = PearlBackend([SimRequest("a", 0.0, 4, 2, 2)], cost, ConstantRate(0.5))
-    engine = Engine(Scheduler(SchedulerConfig(max_batch_size=1), load_policies({}, {"mode": {"mode": "sd"}})), backend)
+    engine = Engine(
+        Scheduler(
+            SchedulerConfig(max_batch_size=1, draft_ingests_beside=False), load_policies({}, {"mode": {"mode": "sd"}})
+        ),
+        backend,
+    )
     engine.run()
     assert backend.now() == 1.0

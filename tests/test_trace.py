@@ -23,7 +23,7 @@ from minedraft.work import (
     WorkFailed,
 )
 from tests.streams import Tape, ToyWorld, run
-from tests.test_metrics import BY_HAND, draft
+from tests.test_metrics import BY_HAND, done, draft, verify
 
 
 def written(path, records, **options):
@@ -86,6 +86,28 @@ def test_a_batch_that_waits_for_the_target_is_drafted(tmp_path):
     records[-2] = (2.6, BY_HAND[10][1])
     events = written(tmp_path / "t.json", records)
     assert slices(events, *lanes(events)["batch B"])[-1] == ("drafted", 1_600_000.0, 150_000.0)
+
+
+def test_an_ingestion_is_no_phase_of_its_batch(tmp_path):
+    records = [
+        (1.0, RequestArrived(Request("a", 10, 5))),
+        (1.0, verify(0, 0, ["a"], [0])),
+        (1.0, draft(1, 0, ["a"], [0])),
+        (1.25, WorkDone(1, DraftResult((0,)), 1.0, 1.25)),
+        (1.25, draft(2, 0, ["a"], [0])),
+        (1.5, done(0, [0], [1], 1.0, 1.5)),
+        (1.75, WorkFailed(2, "too late")),
+        (1.75, draft(3, 0, ["a"], [4])),
+        (2.0, WorkDone(3, DraftResult((4,)), 1.75, 2.0)),
+    ]
+    events = written(tmp_path / "t.json", records)
+    at = lanes(events)
+    assert slices(events, *at["batch A"]) == [("verifying", 0.0, 500_000.0), ("drafting", 750_000.0, 250_000.0)]
+    assert slices(events, *at["drafter"]) == [
+        ("ingest A", 0.0, 250_000.0),
+        ("ingest A (failed)", 250_000.0, 500_000.0),
+        ("draft A r2", 750_000.0, 250_000.0),
+    ]
 
 
 def test_failures(tmp_path):

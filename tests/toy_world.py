@@ -132,6 +132,7 @@ class ToyDevices:
             drafted = context[len(text) :]
             cache.extend(drafted[:-1])  # the last draft is never fed back
             if k:
+                assert self.requests[request_id] not in self._verified(), f"{request_id}: drafted and verified at once"
                 key = (request_id, work.incarnations[i], work.rounds[i])
                 # A draft that was never verified may be made again; one that was verified may not.
                 assert key not in self.used, f"{key} was verified before"
@@ -139,6 +140,10 @@ class ToyDevices:
             counts.append(len(drafted))
         probs = tuple([(0.5,) * count for count in counts]) if self.gives_probs else None
         return DraftResult(tuple(counts), probs)
+
+    def _verified(self) -> list[Request]:
+        """Whom a verification in flight is about; the drafter may take their committed tokens in meanwhile."""
+        return [request for commits in self._commits.values() for request, _, _ in commits]
 
     def _verify(self, work: VerifyWork) -> VerifyResult:
         for key in work.freed:

@@ -139,6 +139,7 @@ class Conductor:
             ValueError: the limits don't fit together, or a policy is unknown; the core stays as it was.
         """
         self._take_in()
+        self._await_ingestion()
         if self._scheduler.requests or self.core.num_unfinished or self.core.num_in_flight:
             raise VllmWorldError("minedraft can't restart beside a busy engine: let its requests end, or abort them")
         if settings.journal and settings.journal == self._settings.journal:
@@ -305,6 +306,12 @@ class Conductor:
         self.counters.waits += 1
         self.counters.wait_s += self._loop.now() - now_s
         return True
+
+    def _await_ingestion(self) -> None:
+        """Let the drafter finish what it takes in, if nobody is there any more to need it."""
+        while self._channel is not None and self.core.num_in_flight and not self.core.num_unfinished:
+            self._channel.wait(self._settings.max_wait_s)  # one that doesn't answer is late, or lost
+            self._take_in()
 
     def scheduled(self, output: Any) -> None:
         """VLLM has scheduled: check it, and bring the workers' block tables up to date."""
@@ -500,8 +507,12 @@ class Conductor:
             with_grammar = bool(self._with_grammar)
             result = hand_over(self._scheduler, self._roster, work, news, with_grammar, self._vocab_size)
             origin_s = self._loop.origin_s
-            self.counters.drafted(news.started_s - origin_s, news.ended_s - origin_s)
-            self._tell(WorkDone(work.work_id, result, news.started_s - origin_s, news.ended_s - origin_s))
+            started_s, ended_s = news.started_s - origin_s, news.ended_s - origin_s
+            if any(work.num_draft):
+                self.counters.drafted(started_s, ended_s)
+            else:
+                self.counters.ingested(ended_s)
+            self._tell(WorkDone(work.work_id, result, started_s, ended_s))
 
     def _ask(self) -> None:
         """Ask for work, unless the core has heard nothing since it was asked last."""

@@ -46,7 +46,7 @@ class Counters:
         waits: times that `schedule()` waited for the drafter.
         wait_s: seconds spent in `schedule()` waiting for the drafter.
         empty_plans: `schedule()` calls that ended with nothing to verify while drafts were awaited.
-        draft_s: seconds that the drafter spent on jobs that were answered in time.
+        draft_s: seconds that the drafter spent on jobs that asked for drafts and were answered in time.
         overlap_s: those of them in which a verification was running.
         strays: requests that vLLM treated otherwise than planned.
         late_drafts: draft works given up.
@@ -98,6 +98,11 @@ class Counters:
             self.overlap_s += max(0.0, min(end, ended_s) - max(start, started_s))
             if end > ended_s:  # it may hide some of the next job too
                 return
+            self._verified.popleft()
+
+    def ingested(self, ended_s: float) -> None:
+        """A job that asked for no drafts was answered: that is no drafting, and hides nothing of any."""
+        while self._verified and self._verified[0][1] <= ended_s:
             self._verified.popleft()
 
     def report(self, drafter_up: bool, batch_sizes: Sequence[int], num_active: int) -> dict[str, int]:

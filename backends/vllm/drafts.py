@@ -1,7 +1,8 @@
 """Draft works on their way to the drafter, and drafted tokens on their way into vLLM's requests.
 
 Law of this file: a draft lies in its request's `spec_token_ids`, where vLLM takes it from; it gets there only while the
-request is in the incarnation that it was made for. How many of it are verified is the core's decision.
+request is in the incarnation that it was made for. How many of it are verified is the core's decision. A work that asks
+for no drafts touches no request: its batch may be in verification.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from minedraft.work import DraftResult, DraftWork
 
 def make_job(scheduler: Any, roster: Roster, work: DraftWork, with_probs: bool) -> DraftJob:
     """Put the tokens to a work; every request of it is alive, since the core knows of all aborts when it is asked."""
+    requests = None
+    if any(work.num_draft):  # else they are some of a batch, of which the roster remembers the works with all
+        requests = roster.find(work.batch, work.request_ids, work.incarnations)
     return DraftJob(
         work.work_id,
         work.freed,
@@ -23,7 +27,7 @@ def make_job(scheduler: Any, roster: Roster, work: DraftWork, with_probs: bool) 
         work.incarnations,
         work.num_computed,
         work.num_new,
-        compat.new_tokens(scheduler, roster.find(work.batch, work.request_ids, work.incarnations), work),
+        compat.new_tokens(scheduler, requests, work),
         work.num_draft,
         with_probs,
     )
@@ -51,6 +55,8 @@ def hand_over(
     if vocab_size is not None:
         reply = reply._replace(token_ids=[_known(token_ids, vocab_size) for token_ids in reply.token_ids])
     drafted = tuple(map(len, reply.token_ids))
+    if not any(work.num_draft):
+        return DraftResult(drafted)
     requests = None
     if drafted == work.num_draft and not with_grammar:
         requests = roster.find(work.batch, work.request_ids, work.incarnations)

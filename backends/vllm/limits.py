@@ -40,6 +40,7 @@ def scheduler_config(scheduler: Any, settings: Settings, hello: Hello | None) ->
         max_num_batched_tokens=scheduler.max_num_scheduled_tokens,
         max_num_draft_batched_tokens=None if hello is None else hello.max_num_batched_tokens,
         draft_capacity=settings.draft_capacity,
+        draft_ingests_beside=settings.draft_ingests_beside,
         max_model_len=scheduler.max_model_len,
         draft_max_model_len=None if hello is None else hello.max_model_len,
         block_size=scheduler.block_size,

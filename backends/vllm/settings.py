@@ -95,6 +95,7 @@ class Settings:
         drafter: None for a run without one (mode ar only).
         max_wait_s: longest stay of one `schedule()` call with nothing to verify: new requests and aborts wait so long.
         draft_capacity: drafts that one verification may carry, for selection policies; None means no bound.
+        draft_ingests_beside: the drafter takes prompts in while the target works; false where they share a device.
         journal: file to record the run in; empty means none. If its disk is full it ends there, and the engine goes on.
         force_version: run on a vLLM that this package was not tested with.
     """
@@ -106,6 +107,7 @@ class Settings:
     drafter: DrafterSettings | None = None
     max_wait_s: float = 0.02
     draft_capacity: int | None = None
+    draft_ingests_beside: bool = True
     journal: str = ""
     force_version: bool = False
 

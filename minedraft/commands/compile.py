@@ -33,6 +33,7 @@ MODULES: Final = (
     "minedraft.batch",
     "minedraft.drafting",
     "minedraft.engine",
+    "minedraft.ingestion",
     "minedraft.kv_cache",
     "minedraft.memory_pressure",
     "minedraft.metrics",

@@ -132,8 +132,8 @@ class PluginWorld:
 
     def _note_drafted(self, work: DraftWork, event: WorkDone) -> None:
         assert type(event.result) is DraftResult
-        self._drafted[work.batch] = (event.started_s, event.ended_s)
         if any(work.num_draft):
+            self._drafted[work.batch] = (event.started_s, event.ended_s)
             self.draft_s.append(event.ended_s - event.started_s)
 
     # --- what it adds up to

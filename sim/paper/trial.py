@@ -179,6 +179,7 @@ def _limits(trial: Trial) -> SchedulerConfig:
         block_size=BLOCK_SIZE,
         num_target_blocks=NUM_BLOCKS,
         num_draft_blocks=NUM_BLOCKS,
+        draft_ingests_beside=trial.mode == "psd",
     )
 
 

@@ -167,7 +167,9 @@ class Feedback(Watch):
 
     def on_submit(self, now_s: float, work: VerifyWork | DraftWork) -> None:
         super().on_submit(now_s, work)
-        if isinstance(work, DraftWork) and (ended_s := self._verified_s.pop(work.batch, None)) is not None:
+        if not isinstance(work, DraftWork) or not any(work.num_draft):
+            return
+        if (ended_s := self._verified_s.pop(work.batch, None)) is not None:
             self._since_s[work.work_id] = ended_s
             del self._is_fresh[work.batch]
 

@@ -111,6 +111,32 @@ def test_drafts_reach_the_request_they_were_made_for() -> None:
     assert requests["b"].spec_token_ids == []
 
 
+def test_what_the_drafter_only_takes_in_changes_no_request() -> None:
+    """They may be in verification: their drafts, and what is known of them, are left alone."""
+    from minedraft.backends.vllm.drafts import hand_over, make_job
+    from minedraft.backends.vllm.messages import Drafted
+    from minedraft.backends.vllm.roster import Roster, Stays
+    from minedraft.work import DraftWork
+
+    tokens = {"a": [1, 2, 3, 4], "waiting": [5, 6, 7]}
+    requests = {
+        name: SimpleNamespace(spec_token_ids=[8, 9], structured_output_request=None, _all_token_ids=tokens[name])
+        for name in tokens
+    }
+    scheduler: Any = SimpleNamespace(requests=requests)
+    stays = Stays()
+    stays["a"] = 1
+    roster = Roster(scheduler, stays)
+    roster.handed[0] = (("a",), (2,))
+    work = DraftWork(0, 0, ("a", "waiting"), (1, 2), (0, 0), (1, 0), (2, 3), (0, 0), ())
+    job = make_job(scheduler, roster, work, True)
+    assert (list(job.num_new), list(job.token_ids)) == ([2, 3], [2, 3, 5, 6, 7])
+    result = hand_over(scheduler, roster, work, Drafted(0, [[], []], [[], []], 0.0, 1.0), True, 5)
+    assert (result.num_drafted, result.probs) == ((0, 0), None)
+    assert [request.spec_token_ids for request in requests.values()] == [[8, 9], [8, 9]]
+    assert roster.handed == {0: (("a",), (2,))}
+
+
 def test_waiting_room_shows_only_the_admitted() -> None:
     from minedraft.backends.vllm.waiting_room import WaitingRoom
 

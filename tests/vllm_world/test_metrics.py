@@ -31,6 +31,11 @@ def test_overlap() -> None:
     counters.verified(6.0, 7.0, drafting=False)  # the job out at 5 was given up
     counters.drafted(5.0, 8.0)
     assert (counters.draft_s, counters.overlap_s) == (6.25, 1.25)
+    counters.verified(9.0, 10.0, drafting=True)
+    counters.verified(10.0, 11.0, drafting=True)
+    counters.ingested(10.5)  # which is no drafting
+    counters.drafted(10.75, 12.0)
+    assert (counters.draft_s, counters.overlap_s) == (7.5, 1.5)
 
 
 def test_reports_add_up() -> None:

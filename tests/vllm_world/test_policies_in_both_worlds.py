@@ -7,10 +7,11 @@ which drafts the target agrees with. Compared are
 
 * in every mode: greedy texts with stock vLLM's, the books at the end, the journal's replay with what was decided, and
   what became of each request in the two worlds;
-* in `ar` and `sd`: all works of the two runs, in order and field by field. At most one work is in flight there, so
-  nothing hangs on which device is faster, and a policy decides alike in both worlds unless it looks at times or at the
-  drafter's probabilities. Whether it does is found out, not listed: simulations at other speeds and with other
-  probabilities then differ from each other, and the works are not compared.
+* in `ar` and `sd`: all works of the two runs, in order and field by field. At most one work is in flight there (in sd
+  the drafter is told to ingest in rounds, not beside the target), so nothing hangs on which device is faster, and a
+  policy decides alike in both worlds unless it looks at times or at the drafter's probabilities. Whether it does is
+  found out, not listed: simulations at other speeds and with other probabilities then differ from each other, and the
+  works are not compared.
 
 In `psd` the order of events hangs on the devices, so the works of two worlds (or of two runs on one) may differ.
 """
@@ -79,6 +80,7 @@ def settings_of(case: Case, models: Path, journal: Path) -> Any:
         policies={case.slot: case.spec},
         drafter=DrafterSettings(engine={"model": str(models / "noisy")}),
         draft_capacity=8 if case.slot == "selection" else None,
+        draft_ingests_beside=case.mode == "psd",
         journal=str(journal),
     )
 

@@ -133,6 +133,7 @@ class Engine:
 
         assert not self.scheduler.requests
         assert compat.num_free_blocks(self.scheduler) == compat.num_usable_blocks(self.scheduler)
+        self.conductor._await_ingestion()
         core = self.conductor.core
         assert core.num_unfinished == core.num_in_flight == 0
         for pool in (core.state.target_pool, core.state.draft_pool):

@@ -157,7 +157,10 @@ class InstantDrafter:
 
         self._ours.send(pack(job), socket.MSG_DONTWAIT)
         now_s = time.monotonic()
-        self._answers.append(Drafted(job.work_id, self._drafts.copy(), None, now_s, now_s))
+        drafts = self._drafts if len(job.num_draft) == len(self._drafts) else []
+        if not drafts or 0 in job.num_draft:
+            drafts = [[1] * num for num in job.num_draft]
+        self._answers.append(Drafted(job.work_id, drafts.copy(), None, now_s, now_s))
 
     def rest(self, num_rows: int, k: int) -> None:
         """Between two steps: read what was written, and have the next drafts ready, as the reading thread would."""

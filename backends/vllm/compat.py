@@ -313,6 +313,15 @@ def prefix_hit(scheduler: Any, request: Any, leaving: Sequence[str] = ()) -> tup
     return int(num_tokens), sum(block.ref_cnt > gone[block.block_id] for block in found.blocks[0])
 
 
+def keep_prefix(scheduler: Any, request: Any) -> None:
+    """Make the blocks that a waiting request would find in the prefix cache the last to be taken by others."""
+    found, num_tokens, *_ = scheduler.kv_cache_manager.get_computed_blocks(request)
+    if num_tokens:
+        pool, blocks = scheduler.kv_cache_manager.block_pool, found.blocks[0]
+        pool.touch(blocks)
+        pool.free_blocks(reversed(blocks))  # cached ones go to the end of the queue; who comes first is taken first
+
+
 def held_blocks(scheduler: Any, request_id: str) -> int:
     """Blocks that a request holds."""
     return len(_blocks(scheduler, request_id))

@@ -284,6 +284,7 @@ class Conductor:
         step = arrange(self._scheduler, self._room, self._roster, work, self._gone)
         self.counters.preemptions += num_running - len(self._scheduler.running)
         if step.expected:
+            self._view.keep_prefixes()
             if self._tails:
                 self._tails.take_back(step.expected)
             self._step = step

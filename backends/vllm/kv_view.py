@@ -1,7 +1,8 @@
 """The core's view of vLLM's block pool: what its books can't know, read off vLLM.
 
-Law of this file: it reads vLLM's pool and takes nothing from it. The core decides on its own books (`SharedPool`); here
-are the three answers those books ask for, and a note of the answers that a replay can't work out by itself.
+Law of this file: it reads vLLM's pool and takes nothing from it; at most it changes what would be taken first. The core
+decides on its own books (`SharedPool`); here are the three answers those books ask for, and a note of the answers that
+a replay can't work out by itself.
 """
 
 from __future__ import annotations
@@ -46,6 +47,17 @@ class KVView:
         """
         self._leaving = {owner: None for owner, incarnation in released if self._incarnations.get(owner) == incarnation}
         self.pool.sync()
+
+    def keep_prefixes(self) -> None:
+        """Before vLLM allocates: it must not take from those who were let in what they have found in the prefix cache.
+
+        They may join some steps later, since their sub-batch has to be at rest. There are other free blocks, or they
+        wouldn't have been let in; but without those tokens their step would be larger than it was planned.
+        """
+        for owner in self._growing:
+            request = self._scheduler.requests.get(owner)
+            if request is not None and not compat.is_running(request):
+                compat.keep_prefix(self._scheduler, request)
 
     def take_answers(self) -> Pooled | None:
         """The answers since the last call that the books alone wouldn't give; None if there were none."""

@@ -210,15 +210,29 @@ def test_prompts_reach_the_workers_as_arrays() -> None:
     assert joining[1].prompt_token_ids is None
 
 
-def test_nothing_piles_up_where_vllm_does_not_clear_it() -> None:
-    """Only with the V1 model runner does vLLM keep, and clear, the ids of those that ran in the last step."""
+def test_running_requests_are_hidden_and_shown_again() -> None:
     from minedraft.backends.vllm import compat
 
-    for is_v2 in (False, True):
-        requests = [_Hashable(request_id=name) for name in "abc"]
-        scheduler: Any = SimpleNamespace(running=requests, use_v2_model_runner=is_v2, prev_step_scheduled_req_ids=set())
-        assert compat.show_running(scheduler, requests[:1]) == requests[1:]
-        assert scheduler.prev_step_scheduled_req_ids == (set() if is_v2 else {"a"})
+    requests = [_Hashable(request_id=name) for name in "abc"]
+    for chosen in (requests[1:], requests[:1], [], requests):
+        scheduler: Any = SimpleNamespace(running=requests.copy())
+        shown = chosen.copy()
+        others = compat.show_running(scheduler, shown)
+        assert scheduler.running is shown
+        assert others == [request for request in requests if request not in chosen]
+        compat.show_again(scheduler, others)
+        assert sorted(request.request_id for request in scheduler.running) == ["a", "b", "c"]
+
+
+def test_whoever_was_scheduled_counts_until_it_loses_its_place() -> None:
+    from minedraft.backends.vllm import compat
+
+    ids = compat._EverScheduled(["a", "b"])
+    ids.clear()  # what vLLM does with every step
+    ids.update(["c"])
+    compat.forget_scheduled(SimpleNamespace(prev_step_scheduled_req_ids=ids), "b")
+    compat.forget_scheduled(SimpleNamespace(prev_step_scheduled_req_ids=ids), "stranger")
+    assert ids == {"a", "c"}
 
 
 class _Hashable(SimpleNamespace):

@@ -216,6 +216,7 @@ UNDRAFTED = (
     "test_seeds_without_drafts",
     "test_refused_with_drafts",
     "test_installed_logits_processors_are_refused",
+    "test_models_that_can_take_nothing_back_are_refused",
 )
 
 

@@ -335,3 +335,29 @@ def test_where_new_blocks_are_zeroed_none_is_taken_back() -> None:
     output = output_for(scheduler, {"a": [7, 8]})
     tails.resend(output, is_planned=True)
     assert output.scheduled_cached_reqs.resumed_req_ids == {"a"}
+
+
+# --- What a joining request has counted on.
+
+
+def test_a_found_prefix_is_the_last_to_be_taken() -> None:
+    """Others of the same step allocate first: they must not evict what is about to be used while others are free."""
+    from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
+
+    from minedraft.backends.vllm import compat
+
+    scheduler = pool_of(12, 4)
+    pool = scheduler.kv_cache_manager.block_pool
+    blocks = pool.get_new_blocks(11)
+    for i, block in enumerate(blocks):
+        block.set_block_hash(make_block_hash_with_group_id(b"%d" % i, 0))
+    pool.free_blocks(blocks[2:])  # two are still somebody's; the next two are the first to be evicted
+    found = SimpleNamespace(blocks=([*blocks[1:4]],))
+    scheduler.kv_cache_manager.get_computed_blocks = lambda _: (found, 12, 0)
+    free = pool.get_num_free_blocks()
+    compat.keep_prefix(scheduler, SimpleNamespace())
+    assert pool.get_num_free_blocks() == free
+    assert [block.ref_cnt for block in blocks] == [1, 1] + [0] * 9
+    taken = pool.get_new_blocks(free - 2)
+    assert not {block.block_id for block in taken} & {block.block_id for block in blocks[1:4]}
+    assert [block.block_id for block in pool.get_new_blocks(2)] == [blocks[3].block_id, blocks[2].block_id]

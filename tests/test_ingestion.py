@@ -11,19 +11,16 @@ from driver import Driver
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule, run_state_machine_as_test
+from test_scenarios import H100S, config, figures
 from test_scheduler_machine import SLOTS, SchedulerMachine, configs
 from toy_world import ToyModel
 
 from minedraft import Request, SchedulerConfig, load_policies
 from minedraft.batch import BatchPhase
-from minedraft.commands.many_runs import run_once
-from minedraft.config import RunConfig, load_config
-from minedraft.config_tree import Override
 from minedraft.drafting import wants_draft
 from minedraft.policy import BUILTIN, Mode, Move
 from minedraft.scheduler_config import CATCH_UP_TOKENS
 from minedraft.sim.pearl import PearlBackend
-from minedraft.summary import Summary
 from minedraft.work import (
     DraftResult,
     DraftWork,
@@ -471,24 +468,6 @@ def test_whatever_happens_meanwhile() -> None:
 
 
 # --- the simulated world
-
-
-H100S = {
-    "kind": "roofline",
-    "target": {"model": "qwen3-32b", "gpu": "h100", "tp": 4},
-    "draft": {"model": "qwen3-0.6b", "gpu": "h100"},
-}
-
-
-def config(mode: str, **settings: Any) -> RunConfig:
-    overrides = [Override(key.replace("__", "."), value, key) for key, value in settings.items()]
-    return load_config(None, [Override("mode", mode, "mode"), *overrides])
-
-
-def figures(mode: str, **settings: Any) -> Summary:
-    summary = run_once(config(mode, **settings)).summary
-    assert summary.failed == 0
-    return summary
 
 
 LONG = {

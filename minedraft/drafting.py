@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, Final
+from typing import Any
 
 from minedraft.batch import Batch
 from minedraft.kv_cache import KVPool, blocks_for
@@ -16,7 +16,6 @@ from minedraft.work import PREFILL, DraftResult, DraftWork, WorldError, ZeroDraf
 
 # After a round the drafter lags by one committed token, or two if every draft was accepted.
 MAX_ROUTINE_INGEST = 2
-NO_OBSTACLE: Final = ZeroDraft.NONE
 
 
 class DraftInFlight:
@@ -87,10 +86,10 @@ def _obstacle(state: SchedulerState, seq: SequenceState) -> ZeroDraft:
     if not state.drafter_up:
         return ZeroDraft.DRAFTER_DOWN
     if not state.config.draft_ingests_beside:
-        return NO_OBSTACLE
+        return ZeroDraft.NONE
     if not seq.draft_capacity and not state.has_draft_room(seq.num_tokens):
         return ZeroDraft.DRAFT_KV
-    return ZeroDraft.CATCH_UP if lags_behind(state, seq) else NO_OBSTACLE
+    return ZeroDraft.CATCH_UP if lags_behind(state, seq) else ZeroDraft.NONE
 
 
 def wants_draft(state: SchedulerState, batch: Batch) -> bool:
@@ -388,13 +387,9 @@ def _fit_draft_kv(state: SchedulerState, seq: SequenceState, num_draft: int, pla
     if not seq.draft_capacity and not state.has_draft_room(needed):
         seq.zero_cause = ZeroDraft.DRAFT_KV
         return 0
-    capacity = pool.reserve(seq.request_id, needed)
-    if capacity:
-        seq.draft_capacity = capacity
-        return num_draft
-    capacity = reserve_draft(state, seq, needed, [*placed, seq])
+    capacity = reserve_draft(state, seq, needed, placed)
     if capacity < seq.num_tokens:
-        capacity = reserve_draft(state, seq, seq.num_tokens, [*placed, seq])
+        capacity = reserve_draft(state, seq, seq.num_tokens, placed)
     num_draft = min(num_draft, max(0, capacity - seq.num_tokens + 1))
     if not num_draft:
         seq.zero_cause = ZeroDraft.DRAFT_KV

@@ -337,8 +337,7 @@ def num_own_blocks(scheduler: Any, request_id: str, joining: Iterable[Any]) -> i
 
 def may_reuse_blocks(scheduler: Any) -> bool:
     """Whether a block may be taken again without vLLM's knowing: not where it notes new ones, to have them zeroed."""
-    managers = scheduler.kv_cache_manager.coordinator.single_type_managers
-    return not managers[0].records_new_block_ids
+    return not _group(scheduler).records_new_block_ids
 
 
 def cut_blocks(scheduler: Any, request_ids: Iterable[str]) -> list[Tail]:
@@ -349,8 +348,7 @@ def cut_blocks(scheduler: Any, request_ids: Iterable[str]) -> list[Tail]:
     Returns:
         What was cut from each that had such blocks.
     """
-    requests, block_size = scheduler.requests, scheduler.block_size
-    tables = scheduler.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks
+    requests, block_size, tables = scheduler.requests, scheduler.block_size, _group(scheduler).req_to_blocks
     tails, freed = [], []
     for request_id in request_ids:
         blocks = tables.get(request_id)
@@ -380,8 +378,8 @@ def take_blocks(scheduler: Any, tails: Iterable[Tail], num_new: Mapping[str, int
         What is left of each tail: None if nothing is, one without blocks if some that it needs are somebody else's by
         now, or if the request's table isn't what it was.
     """
-    block_size, manager = scheduler.block_size, scheduler.kv_cache_manager
-    tables, pool = manager.coordinator.single_type_managers[0].req_to_blocks, manager.block_pool
+    block_size, tables = scheduler.block_size, _group(scheduler).req_to_blocks
+    pool = scheduler.kv_cache_manager.block_pool
     watched = pool._reuse_watchers
     taken: dict[int, Any] = {}
     left: list[Tail | None] = []
@@ -445,9 +443,13 @@ def new_tokens(scheduler: Any, requests: list[Any] | None, work: DraftWork) -> l
     return [token for request, start, count in columns for token in request._all_token_ids[start : start + count]]
 
 
+def _group(scheduler: Any) -> Any:
+    """The manager of the only kind of KV cache that an engine of ours has."""
+    return scheduler.kv_cache_manager.coordinator.single_type_managers[0]
+
+
 def _blocks(scheduler: Any, request_id: str) -> list[Any]:
-    managers = scheduler.kv_cache_manager.coordinator.single_type_managers
-    blocks: list[Any] = managers[0].req_to_blocks.get(request_id, [])
+    blocks: list[Any] = _group(scheduler).req_to_blocks.get(request_id, [])
     return blocks
 
 

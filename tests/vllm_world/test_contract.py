@@ -121,8 +121,16 @@ def test_what_goes_between_scheduler_and_workers() -> None:
     from vllm.v1.outputs import ModelRunnerOutput
 
     wanted = {
-        NewRequestData: {"prompt_token_ids"},
-        CachedRequestData: {"req_ids", "resumed_req_ids", "new_block_ids"},
+        NewRequestData: {"prompt_token_ids", "num_computed_tokens"},
+        CachedRequestData: {
+            "req_ids",
+            "resumed_req_ids",
+            "new_token_ids",  # empty without pipeline parallelism
+            "all_token_ids",
+            "new_block_ids",
+            "num_computed_tokens",
+            "num_output_tokens",
+        },
         SchedulerOutput: {
             "num_scheduled_tokens",
             "scheduled_new_reqs",
@@ -133,6 +141,9 @@ def test_what_goes_between_scheduler_and_workers() -> None:
     }
     for kind, names in wanted.items():
         assert names <= {field.name for field in dataclasses.fields(kind)}, kind
+    # What `announce_again` takes an entry out of: a column that is added must be cut too.
+    assert wanted[CachedRequestData] == {field.name for field in dataclasses.fields(CachedRequestData)}
+    assert takes(NewRequestData.from_request, "request", "block_ids")
 
 
 def test_a_resumed_request_gets_its_whole_block_table() -> None:
@@ -217,6 +228,55 @@ def test_workers_take_prompts_as_arrays() -> None:
     assert len(used) > 10
     for line in used:
         assert any(re.match(pattern, line) for pattern in patterns), line
+
+
+def test_workers_take_a_known_request_for_a_stream_s_next_piece() -> None:
+    """`announce_again`: what it has is replaced by what comes, and what it generated so far becomes its prompt's."""
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    source = inspect.getsource(GPUModelRunner._update_states)
+    known = source.index("if req_id in self.requests:")
+    assert (
+        known
+        < source.index("self._update_streaming_request(req_id, new_req_data)")
+        < source.index("reqs_to_add.append(")
+    )
+    replaced = inspect.getsource(GPUModelRunner._update_streaming_request)
+    for name in ("prompt_token_ids", "block_ids", "num_computed_tokens"):
+        assert f"req_state.{name} = new_req_data.{name}" in replaced
+    assert "self.input_batch.remove_request(req_id)" in replaced
+    assert "req_state.output_token_ids.clear()" in replaced
+    assert "generator" not in replaced
+
+
+def test_who_looks_at_where_a_prompt_ends() -> None:
+    """What in the V1 model runner treats prompts otherwise than outputs: nothing that `retelling.py` doesn't know."""
+    import vllm
+    from vllm.config import ModelConfig
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    uses = [line.strip() for line in inspect.getsource(GPUModelRunner).splitlines() if "num_prompt_tokens" in line]
+    methods = {
+        name
+        for name, one in inspect.getmembers(GPUModelRunner, inspect.isfunction)
+        if "num_prompt_tokens" in inspect.getsource(one)
+    }
+    assert uses
+    assert methods <= {
+        "_prepare_lookback_token_ids",  # models that look back at tokens, see below
+        "_update_states",  # cuts lists that are longer than the scheduler's, which none is
+        "_update_streaming_request",
+        "_prepare_inputs",  # recurrent states
+        "_build_attention_metadata",  # R-SWA; and `is_prefilling`, true in a retold request's next step
+        "_calc_mrope_positions",  # multimodal
+        "_get_prompt_logprobs_dict",
+    }, methods
+    assert isinstance(ModelConfig.rswa_window, property)
+    folder = Path(vllm.__file__).parent / "models"
+    models = {
+        path.relative_to(folder).parts[0] for path in folder.rglob("*.py") if "token_lookback_depth" in path.read_text()
+    }
+    assert models <= {"deepseek_v41"}  # a hybrid, which is refused
 
 
 def test_how_a_pause_and_a_sleep_reach_the_scheduler() -> None:

@@ -89,8 +89,19 @@ class DeviceGroup:
         tokens, since the drafter follows every sequence.
 
         Raises:
-            ValueError: they don't fit together.
+            ValueError: the guest isn't on these devices, or they don't fit together.
         """
+        # Else its passes would be priced on devices that nobody counts.
+        if guest.gpu != self.gpu:
+            raise ValueError(
+                f"gpu is {guest.gpu.name}, but the drafter shares the target's devices, which are {self.gpu.name}; "
+                "give it theirs, or devices of its own"
+            )
+        if guest.tp > self.tp:
+            raise ValueError(
+                f"tp is {guest.tp}, but the drafter shares the target's devices, of which there are {self.tp}; "
+                "lower it, or give the drafter devices of its own"
+            )
         per_token = self.kv_bytes_per_token + guest.kv_bytes_per_token
         left = self.kv_bytes - guest.shape.weight_bytes / guest.tp
         tokens = int(left / per_token)

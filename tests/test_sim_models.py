@@ -261,6 +261,19 @@ def test_colocated_drafters_take_room_or_do_not_fit() -> None:
 
 
 @pytest.mark.parametrize(
+    ("guest", "message"),
+    [
+        (group("qwen3-0.6b", "l40"), r"gpu is L40, but .* which are H100.*devices of its own"),
+        (group("qwen3-0.6b", "h100", 4), r"tp is 4, but .* of which there are 2; .*devices of its own"),
+    ],
+)
+def test_colocated_drafters_are_on_the_targets_devices(guest: DeviceGroup, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        group("qwen3-8b", "h100", 2).with_guest(guest)
+    assert group("qwen3-8b", "h100", 2).with_guest(group("qwen3-0.6b", "h100", 2))[0] > 0
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"bf16_flops": 0.0}, "Gpu.bf16_flops"),

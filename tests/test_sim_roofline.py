@@ -332,6 +332,20 @@ def test_faults_are_one_line_with_the_field(target: dict[str, Any], message: str
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("draft", "message"),
+    [({"gpu": "l40"}, r"cost\.draft\.gpu: is L40, but"), ({"tp": 8}, r"cost\.draft\.tp: is 8, but .* there are 4;")],
+)
+def test_a_colocated_drafter_has_no_devices_but_the_targets(draft: dict[str, Any], message: str) -> None:
+    """They would be priced and not counted: per device, `sd` would look better than it is."""
+    tree = cost_table(draft=draft)
+    with pytest.raises(ConfigError, match=message) as caught:
+        parse_config(tree | {"mode": "sd"})
+    assert "\n" not in str(caught.value)
+    for own in ({"mode": "psd"}, {"mode": "sd", "devices": {"colocated": False}}):
+        assert parse_config(tree | own).num_draft_devices == draft.get("tp", 1)
+
+
 def test_the_command_line_runs_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "run.toml"
     model = tmp_path / "config.json"

@@ -80,8 +80,8 @@ class Summary:
         num_drafter_losses: times the drafter was lost.
         mean_verify_ms: device time of a verify work.
         mean_draft_ms: device time of a work that drafts.
-        target_utilisation: busy share of `duration` of the target's device group.
-        draft_utilisation: the same of the drafter's.
+        target_utilisation: share of `duration` in which the target was busy.
+        draft_utilisation: the same of the drafter. Devices that both share were busy for the sum of the two.
         overlapped_draft_share: seconds of drafting while the target was verifying / seconds of drafting. 0
             for sequential speculative decoding, 1 if all drafting hides behind verification. Works in which the drafter
             only takes tokens in are no drafting; they count in draft_utilisation.

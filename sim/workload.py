@@ -400,9 +400,9 @@ def azure_conv_like(
 ) -> SyntheticWorkload:
     """Chat traffic with the statistics of the Azure LLM inference trace 2023, conversation part.
 
-    Prompts: mean 1155, median 1020, at most 14,050 tokens. Outputs: mean 211, median 129, at most 1000.
-        Arrivals:
-    Gamma, 5.53 requests/s, CV 1.09. Synthetic: only these figures are taken from the trace
+    Prompts: mean 1155, median 1020, at most 14,050 tokens. Outputs: mean 211, median 129, at most 1000 (the clip
+    lowers the synthetic mean to about 200). Arrivals: Gamma, 5.53 requests/s, CV 1.09. Synthetic: only these figures are
+    taken from the trace
     (AzurePublicDataset, AzureLLMInferenceTrace_conv, CC-BY-4.0; published with Splitwise, ISCA 2024). The
     real lengths are not lognormal: prompts and outputs are correlated and have modes at common prompt
     templates.
@@ -428,11 +428,9 @@ def azure_code_like(
 ) -> SyntheticWorkload:
     """Code-completion traffic with the statistics of the Azure LLM inference trace 2023, code part.
 
-    Prompts: mean 2048, median 1469, at most 7437 tokens (the clip lowers the synthetic mean by about a
-        tenth).
-    Outputs: mean 28, median 13, at most 1899. Arrivals: Gamma, 2.57 requests/s, CV 13.2, i.e. bursts of
-        dozens within
-    moments. Source and licence as for `azure_conv_like` (AzureLLMInferenceTrace_code).
+    Prompts: mean 2048, median 1469, at most 7437 tokens (the clip lowers the synthetic mean by 4 %). Outputs: mean 28,
+    median 13, at most 1899. Arrivals: Gamma, 2.57 requests/s, CV 13.2, i.e. bursts of dozens within moments. Source and
+    licence as for `azure_conv_like` (AzureLLMInferenceTrace_code).
 
     Args:
         num_requests: how many; None for no end.

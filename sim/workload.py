@@ -401,10 +401,9 @@ def azure_conv_like(
     """Chat traffic with the statistics of the Azure LLM inference trace 2023, conversation part.
 
     Prompts: mean 1155, median 1020, at most 14,050 tokens. Outputs: mean 211, median 129, at most 1000 (the clip
-    lowers the synthetic mean to about 200). Arrivals: Gamma, 5.53 requests/s, CV 1.09. Synthetic: only these figures are
-    taken from the trace
-    (AzurePublicDataset, AzureLLMInferenceTrace_conv, CC-BY-4.0; published with Splitwise, ISCA 2024). The
-    real lengths are not lognormal: prompts and outputs are correlated and have modes at common prompt
+    lowers the synthetic mean to about 200). Arrivals: Gamma, 5.53 requests/s, CV 1.09. Synthetic: only these figures
+    are taken from the trace (AzurePublicDataset, AzureLLMInferenceTrace_conv, CC-BY-4.0; published with Splitwise, ISCA
+    2024). The real lengths are not lognormal: prompts and outputs are correlated and have modes at common prompt
     templates.
 
     Args:

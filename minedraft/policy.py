@@ -24,6 +24,11 @@ from minedraft.sequence import SequenceView
 class PolicyError(Exception):
     """A policy returned an illegal decision, or raised; the message names slot, policy and fault."""
 
+    @property
+    def slot(self) -> str:
+        """Whose decision it was: every message begins with it."""
+        return str(self).partition(" policy")[0]
+
 
 class Mode(enum.StrEnum):
     """How the two device groups share the work."""

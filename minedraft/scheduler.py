@@ -74,6 +74,14 @@ class Scheduler:
         self._may_ingest = True  # no ingestion has failed since the last verification began
         self._policy_error: PolicyError | None = None
 
+    def use_policies(self, policies: Policies) -> None:
+        """Have other policies decide from now on, as after a `PolicyError` that must not end the run.
+
+        A journal doesn't tell of it: what is decided from here on can't be replayed.
+        """
+        self.policies = policies
+        self.state.use_policies(policies)
+
     # ---------------------------------------------------------------- first verb
 
     def schedule(self, now_s: float) -> list[Work]:

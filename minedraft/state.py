@@ -35,7 +35,6 @@ class SchedulerState:
         self, config: SchedulerConfig, policies: Policies, target_pool: KVPool, draft_pool: KVPool | None
     ) -> None:
         self.config = config
-        self.policies = policies
         self.target_pool = target_pool
         self.draft_pool = draft_pool
         self.batches = BatchManager(config.num_batches, config.max_batch_size)
@@ -59,10 +58,18 @@ class SchedulerState:
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
         self._next_incarnation = 0
-        self.keeps_all_drafts = config.draft_capacity is None and getattr(policies.selection, "keeps_all", False)
-        self.asks_once_per_batch = hasattr(policies.draft_length, "num_draft_tokens_of_all")
-        self.has_steady_rounds = self.keeps_all_drafts and self.asks_once_per_batch and draft_pool is not None
+        self.has_steady_rounds = draft_pool is not None
+        self.use_policies(policies)
         self.load = Load(self)
+
+    def use_policies(self, policies: Policies) -> None:
+        """Have these decide from now on; whoever was ranked by others keeps that rank."""
+        self.policies = policies
+        self.keeps_all_drafts = self.config.draft_capacity is None and getattr(policies.selection, "keeps_all", False)
+        self.asks_once_per_batch = hasattr(policies.draft_length, "num_draft_tokens_of_all")
+        # Once they were ruled out, requests may hold probabilities, or fewer drafts than were made: no way back.
+        self.has_steady_rounds = self.has_steady_rounds and self.keeps_all_drafts and self.asks_once_per_batch
+        self.settle()
 
     def set_mode(self, mode: Mode) -> None:
         """Put a mode in force; batches that it has no use for are emptied at their IDLE moments."""

@@ -341,12 +341,12 @@ def serve(driver: Driver, count: int) -> None:
 def test_i13_an_illegal_answer_is_refused_and_breaks_no_invariant(slot: str, answer: Any, message: str) -> None:
     policies = replace(load_policies(), **{slot: Answer(answer)})
     driver = Driver(policies=policies, block_size=1, max_model_len=20, num_target_blocks=26, max_batch_size=3)
-    with pytest.raises(PolicyError, match=message):
+    with pytest.raises(PolicyError, match=message) as caught:
         serve(driver, 6)
-    # Whatever was decided before stands, and a policy that comes to its senses finishes the job.
+    assert caught.value.slot == slot
+    # Whatever was decided before stands, and a policy in its place finishes the job.
     state = driver.scheduler.state
-    mended = load_policies()
-    state.policies = driver.scheduler.policies = mended
+    driver.scheduler.use_policies(load_policies())
     driver.outputs += driver.feed(check=False)
     while driver.scheduler.num_unfinished:
         driver.step(num_accepted=1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import minedraft
@@ -30,7 +31,7 @@ from minedraft.backends.vllm.step import Step, arrange, find_strays, note_sample
 from minedraft.backends.vllm.tails import Tails
 from minedraft.backends.vllm.waiting_room import WaitingRoom
 from minedraft.journal import JournalHeader
-from minedraft.policy import Policies, load_policies
+from minedraft.policy import Policies, PolicyError, load_policies
 from minedraft.request import FinishReason, Request, RequestId, RequestOutput, SequenceStatus
 from minedraft.scheduler import Scheduler
 from minedraft.scheduler_config import SchedulerConfig
@@ -43,6 +44,7 @@ from minedraft.work import (
     RequestArrived,
     RequestDisplaced,
     VerifyWork,
+    Work,
     WorkDone,
     WorkFailed,
 )
@@ -84,6 +86,7 @@ class Conductor:
         self._is_closed = False  # vLLM lets nobody in
         self._may_nap = False  # the drafter sleeps when the target does
         self._gone: dict[RequestId, None] = {}  # aborted since the step was planned that is to be arranged
+        self._replaced: dict[str, None] = {}  # slots whose policy has failed
         self._with_grammar: dict[RequestId, None] = {}
         self._streams: dict[RequestId, None] = {}  # refused streaming inputs, whose pieces are still to come
         self._displaced: dict[RequestId, tuple[int, int]] = {}  # tokens then, and how often since without another
@@ -123,7 +126,10 @@ class Conductor:
 
     def _start_core(self, settings: Settings, policies: Policies) -> None:
         config = scheduler_config(self._scheduler, settings, self._hello)
-        sinks = [Recording(settings.journal, _header(config, settings), self._lose_journal)] if settings.journal else []
+        self._recording: Recording | None = None
+        if settings.journal:
+            self._recording = Recording(settings.journal, _header(config, settings), self._lose_journal)
+        sinks = [] if self._recording is None else [self._recording]
         self._view = KVView(self._scheduler, self._stays)
         self._report_due_s = 0.0  # on the loop's clock
         self._loop: CoreLoop = CoreLoop(Scheduler(config, policies, self._view.pool), self._view, sinks)
@@ -152,6 +158,7 @@ class Conductor:
         self._start_core(settings, policies)
         old.close()
         self._settings = settings
+        self._replaced.clear()
         self._with_probs = not getattr(policies.selection, "keeps_all", False)
         if self._channel is not None:
             if not up:
@@ -491,7 +498,13 @@ class Conductor:
 
     def _tell(self, event: Event) -> None:
         self._told = True
-        for output in self._loop.tell(event):
+        while True:
+            try:
+                outputs = self._loop.tell(event)
+                break
+            except PolicyError as error:  # the core hasn't taken the event in
+                self._replace_policy(error)
+        for output in outputs:
             self._check_ended(output)
 
     def _check_ended(self, output: RequestOutput) -> None:
@@ -529,7 +542,7 @@ class Conductor:
         if not self._told:
             return
         self._told = False
-        for work in self._loop.ask():
+        for work in self._decide():
             if isinstance(work, VerifyWork):
                 self._planned = work
                 self._gone.clear()
@@ -537,6 +550,33 @@ class Conductor:
             assert self._channel is not None
             self._drafting = work
             self._channel.submit(make_job(self._scheduler, self._roster, work, self._with_probs))
+
+    def _decide(self) -> list[Work]:
+        while True:
+            try:
+                return self._loop.ask()
+            except PolicyError as error:
+                self._replace_policy(error)
+
+    def _replace_policy(self, error: PolicyError) -> None:
+        """Put the default in the place of a policy that has failed: it must not cost anybody's request.
+
+        Raises:
+            PolicyError: the settings want that, or it is the default that has failed.
+        """
+        slot = error.slot
+        if self._settings.on_policy_error == "raise" or slot in self._replaced:
+            raise error
+        self._replaced[slot] = None
+        self.counters.policies_replaced += 1
+        defaults = follow_engine(self._scheduler, replace(self._settings, policies={})).policy_specs
+        spare = getattr(load_policies(defaults), slot)
+        logger.error("%s; from now on %s decides in its place", error, type(spare).__name__, exc_info=error)
+        if self._recording is not None:
+            self._recording.give_up(f"{slot} policy replaced")
+        policies = replace(self.core.policies, **{slot: spare})
+        self.core.use_policies(policies)
+        self._with_probs = not getattr(policies.selection, "keeps_all", False)
 
 
 def _header(config: SchedulerConfig, settings: Settings) -> JournalHeader:

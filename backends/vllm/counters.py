@@ -24,6 +24,7 @@ TOTALS: Final = (
     "preemptions",
     "trims",
     "journals_lost",
+    "policies_replaced",
 )
 """Counters that are reported as they are, by their names in `Counters`."""
 
@@ -53,7 +54,8 @@ class Counters:
         drafters_lost: times that the drafter went away.
         preemptions: requests that lost their target KV by the core's decision.
         trims: requests that gave back blocks of rejected drafts.
-        journals_lost: journals that were given up since their file took no more.
+        journals_lost: journals that were given up: their file took no more, or a policy was replaced.
+        policies_replaced: policies that failed and gave way to the default of their slot.
     """
 
     steps: int = 0
@@ -69,6 +71,7 @@ class Counters:
     preemptions: int = 0
     trims: int = 0
     journals_lost: int = 0
+    policies_replaced: int = 0
     _verified: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_MAX_INTERVALS))
     _reported: dict[str, int] = field(default_factory=dict)
 

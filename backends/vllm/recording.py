@@ -41,9 +41,15 @@ class Recording(JournalWriter):
         try:
             super()._put(line)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                self._file.close()
             if self._on_lost is None:
                 raise
-            logger.error("the journal %s ends here (%s); requests go on without it", self._path, error)
-            self._on_lost()
+            self.give_up(str(error))
+
+    def give_up(self, reason: str) -> None:
+        """End here, without the line that calls a journal whole; nothing follows. Nothing happens a second time."""
+        if self._file.closed or self._on_lost is None:
+            return
+        with contextlib.suppress(OSError):
+            self._file.close()
+        logger.error("the journal %s ends here (%s); requests go on without it", self._path, reason)
+        self._on_lost()

@@ -97,6 +97,9 @@ class Settings:
         draft_capacity: drafts that one verification may carry, for selection policies; None means no bound.
         draft_ingests_beside: the drafter takes prompts in while the target works; false where they share a device.
         journal: file to record the run in; empty means none. If its disk is full it ends there, and the engine goes on.
+        on_policy_error: what becomes of a policy that raises, or decides something illegal. `replace`: it is logged,
+            the default policy of its slot takes its place, and no request is lost; a journal ends there. `raise`: the
+            engine ends, for who tries a policy out.
         force_version: run on a vLLM that this package was not tested with.
     """
 
@@ -109,6 +112,7 @@ class Settings:
     draft_capacity: int | None = None
     draft_ingests_beside: bool = True
     journal: str = ""
+    on_policy_error: str = "replace"
     force_version: bool = False
 
     def __post_init__(self) -> None:
@@ -116,6 +120,8 @@ class Settings:
             raise VllmWorldError(f"{KEY}.mode is {self.mode!r}; use one of {', '.join(Mode)}")
         if self.mode != Mode.AR and self.drafter is None:
             raise VllmWorldError(f"{KEY}.mode is {self.mode!r}, which needs {KEY}.drafter; or set mode to 'ar'")
+        if self.on_policy_error not in ("replace", "raise"):
+            raise VllmWorldError(f"{KEY}.on_policy_error is {self.on_policy_error!r}; use 'replace' or 'raise'")
         if not self.max_wait_s > 0:
             raise VllmWorldError(f"{KEY}.max_wait_s is {self.max_wait_s!r}, must be > 0")
         if self.mode == Mode.PSD and self.num_batches < 2:

@@ -53,7 +53,12 @@ COUNTERS: Final = {
     "drafters_lost": CounterSpec("minedraft_drafters_lost", "Times that the drafter went away."),
     "preemptions": CounterSpec("minedraft_preemptions", "Requests that lost their KV by the core's decision."),
     "trims": CounterSpec("minedraft_trims", "Requests that gave back KV blocks of rejected drafts."),
-    "journals_lost": CounterSpec("minedraft_journals_lost", "Journals given up since their file took no more."),
+    "journals_lost": CounterSpec(
+        "minedraft_journals_lost", "Journals given up: their file took no more, or a policy was replaced."
+    ),
+    "policies_replaced": CounterSpec(
+        "minedraft_policies_replaced", "Policies that failed and gave way to the default."
+    ),
 }
 """By key of a report. The share of drafting that is hidden is overlapped seconds over seconds."""
 

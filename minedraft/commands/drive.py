@@ -142,10 +142,9 @@ def watch(
 
 
 def _whose(error: PolicyError, header: JournalHeader) -> str:
-    """Which policy it was, and what to do; the message begins with its slot."""
-    slot = str(error).partition(" policy")[0]
-    spec = header.policies.get(slot)
-    return "" if spec is None else f"; correct {spec['name']!r}, or choose another {slot} policy"
+    """Which policy it was, and what to do."""
+    spec = header.policies.get(error.slot)
+    return "" if spec is None else f"; correct {spec['name']!r}, or choose another {error.slot} policy"
 
 
 def _open(recordings: Recordings, header: JournalHeader, stack: ExitStack) -> list[Sink]:

@@ -134,7 +134,7 @@ def _plan(
         k=config.scheduler.num_speculative_tokens,
         mode=config.mode,
         policies={slot: spec_text(spec) for slot, spec in config.policies.arguments().items() if spec is not None},
-        settings=merged(settings, {"journal": str(journal)}),
+        settings=merged(settings, {"journal": str(journal), "on_policy_error": "raise"}),
         draft_args={**QUIET, **options.draft_args} if draft is not None else {},
         target_devices=device_names(options.target_device, facts.kind, "--target-device"),
         draft_devices=None if draft is None else device_names(options.draft_device, facts.kind, "--draft-device"),

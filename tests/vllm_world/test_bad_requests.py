@@ -61,6 +61,7 @@ def test_a_livelock_ends(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Non
         ({"long_prefill_token_threshold": 16}, "long_prefill_token_threshold"),
         ({"additional_config": {"minedraft": {"mode": "psd", "max_wait_s": 0}}}, "needs minedraft.drafter"),
         ({"additional_config": {"minedraft": {"mode": "ar", "max_wait_s": 0}}}, "max_wait_s is 0"),
+        ({"additional_config": {"minedraft": {"mode": "ar", "on_policy_error": "stop"}}}, "use 'replace' or 'raise'"),
     ],
 )
 def test_options_that_it_would_serve_wrongly(models: Path, options: dict[str, Any], words: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,50 @@ def test_devices_in_the_users_own_settings() -> None:
     by_gpu = {"additional_config": {"minedraft": {"drafter": {"env": {"CUDA_VISIBLE_DEVICES": "0"}}}}}
     assert planned(THREE_GPUS, by_gpu).env == {"CUDA_VISIBLE_DEVICES": "1"}
     assert "keep one" in refusal(by_core, draft_devices="1")
+
+
+def test_a_drafters_environment_means_what_cuda_takes_it_for() -> None:
+    """Not positions, as `--draft-devices` does: in a shell that shows 5 and 1, device 1 is the second."""
+    gpus = replace(THREE_GPUS, devices=tuple([Device(name) for name in ("5", "1", "GPU-a1")]))
+    for value, draft in (("1", "1"), (1, "1"), ("5", "5"), ("1,5", "1,5"), ("GPU-a1", "GPU-a1")):
+        settings = {"drafter": {"env": {"CUDA_VISIBLE_DEVICES": value}}}
+        drafter = planned(gpus, settings=settings).settings.drafter
+        assert drafter is not None
+        assert drafter.env == {"CUDA_VISIBLE_DEVICES": draft}
+    for value in ("0", "2"):
+        assert f"device {value}, which is not visible here (5,1,GPU-a1 is)" in refusal(
+            facts=gpus, settings={"drafter": {"env": {"CUDA_VISIBLE_DEVICES": value}}}
+        )
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"drafter": 3}, "minedraft.drafter is 3, must be an object or null"),
+        ({"drafter": {"cpus": 3}}, "drafter.cpus is 3, must be a list"),
+        ({"drafter": {"env": "A=1"}}, "drafter.env is 'A=1', must be an object"),
+        ({"drafter": {"env": {"A": [1]}}}, "drafter.env.A is [1], must be a string"),
+        ({"drafter": {"log": 3}}, "drafter.log is 3, must be a string"),
+        ({"drafter": {"deadline_s": "2"}}, "drafter.deadline_s is '2', must be a number"),
+        ({"drafter": {"deadline_s": True}}, "drafter.deadline_s is True, must be a number"),
+        ({"drafter": {"require_drafter": "false"}}, "drafter.require_drafter is 'false', must be true or false"),
+        ({"num_batches": 2.5}, "minedraft.num_batches is 2.5, must be a whole number"),
+        ({"max_batch_size": "4"}, "max_batch_size is '4', must be a whole number or null"),
+        ({"policies": "fixed"}, "minedraft.policies is 'fixed', must be an object"),
+        ({"policies": {"mode": 3}}, "policies.mode is 3, must be a string, as in 'fixed,k=2'"),
+        ({"on_policy_error": "stop"}, "use 'replace' or 'raise'"),
+    ],
+)
+def test_settings_of_the_wrong_type_are_refused(settings: dict[str, Any], says: str) -> None:
+    """With the setting's name, and before models are loaded; the engine reads them by the same code."""
+    assert says in refusal(settings=settings)
+    assert says in refusal(given={"additional_config": {"minedraft": settings}})
+
+
+def test_values_that_json_or_toml_make_of_a_text() -> None:
+    drafter = planned(settings={"drafter": {"deadline_s": 2, "env": {"A": 1}}, "max_batch_size": None}).settings.drafter
+    assert drafter is not None
+    assert (drafter.deadline_s, drafter.env["A"]) == (2, "1")
 
 
 def test_plain_decoding_has_no_drafter() -> None:

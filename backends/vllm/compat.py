@@ -35,6 +35,8 @@ TESTED_VERSIONS: Final = ("0.32.", "0.33.")
 LOGITS_PROCESSORS: Final = "vllm.logits_processors"
 """The entry-point group of vLLM's plugins that change logits."""
 
+_STATE: Final = "keeps a state instead of KV, of which no tokens can be taken back (Mamba)"
+
 _REPORT_PREFIX: Final = "minedraft/"
 
 _REASONS: Final = {
@@ -138,12 +140,23 @@ def _refusals(config: Any, kv_cache_config: Any) -> list[tuple[bool, str]]:
         (model.is_encoder_decoder, "the model is an encoder-decoder"),
         (model.supports_multimodal_inputs, "the model is multimodal, and its encoder's budget isn't the core's"),
         (model.runner_type == "pooling", "the model is a pooling model"),
-        (
-            any(isinstance(group.kv_cache_spec, MambaSpec) for group in kv_cache_config.kv_cache_groups),
-            "the model keeps a state instead of KV, of which no tokens can be taken back (Mamba)",
-        ),
+        (_keeps_state(kv_cache_config), f"the model {_STATE}"),
         (len(kv_cache_config.kv_cache_groups) != 1, "the model has several kinds of KV cache (hybrid models)"),
     ]
+
+
+def check_draft_engine(kv_cache_config: Any) -> None:
+    """Refuse a draft model whose drafts would be worthless: its text is taken back in every round.
+
+    Raises:
+        VllmWorldError: the message says why.
+    """
+    if _keeps_state(kv_cache_config):
+        raise VllmWorldError(f"the draft model {_STATE}; use another one")
+
+
+def _keeps_state(kv_cache_config: Any) -> bool:
+    return any(isinstance(group.kv_cache_spec, MambaSpec) for group in kv_cache_config.kv_cache_groups)
 
 
 def installed_logits_processors() -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import minedraft
 from minedraft.backends.vllm import compat
@@ -57,6 +57,9 @@ REPORT_PERIOD_S = 0.1
 _MAX_DISPLACED = 50
 """Times that vLLM may treat a request otherwise than planned without a token in between: more is a livelock."""
 
+_MAX_STREAMS: Final = 256
+"""Refused streaming inputs that are remembered; of those before, a last piece would be served as a request."""
+
 
 class Conductor:
     """The core's side of a vLLM scheduler.
@@ -88,7 +91,7 @@ class Conductor:
         self._gone: dict[RequestId, None] = {}  # aborted since the step was planned that is to be arranged
         self._replaced: dict[str, None] = {}  # slots whose policy has failed
         self._with_grammar: dict[RequestId, None] = {}
-        self._streams: dict[RequestId, None] = {}  # refused streaming inputs, whose pieces are still to come
+        self._streams: dict[RequestId, None] = {}  # refused streaming inputs, of which pieces may still come
         self._displaced: dict[RequestId, tuple[int, int]] = {}  # tokens then, and how often since without another
         self._gate = AdapterGate(compat.max_adapters(scheduler))
         self._stays = Stays()
@@ -214,6 +217,8 @@ class Conductor:
         is_last_piece = request_id in self._streams  # of a stream, of which it doesn't look like one
         if request.resumable:
             self._streams[request_id] = None
+            if len(self._streams) > _MAX_STREAMS:  # most clients go away, and their last piece never comes
+                del self._streams[next(iter(self._streams))]
         elif is_last_piece:
             del self._streams[request_id]
         if request.resumable or is_last_piece:

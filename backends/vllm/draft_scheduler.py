@@ -19,10 +19,14 @@ class DraftScheduler(Scheduler):  # type: ignore[misc]
     Attributes:
         rewinds: by request id, for a session whose next job comes in: how many of its first tokens still hold, and its
             whole text from then on, as an array.
+
+    Raises:
+        VllmWorldError: the model can't be rewound.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        compat.check_draft_engine(self.kv_cache_config)
         self.rewinds: dict[str, tuple[int, Any]] = {}
         # A draft in a cached block could be overwritten while another session reads it.
         compat.cache_prompts_only(self)

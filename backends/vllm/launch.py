@@ -25,7 +25,7 @@ from minedraft.backends.vllm.memory_fit import (
     read_model_size,
 )
 from minedraft.backends.vllm.placement import OMP_BIND, Placement, place
-from minedraft.backends.vllm.settings import FIXED_ENGINE_ARGS, KEY, Settings, parse_settings
+from minedraft.backends.vllm.settings import FIXED_ENGINE_ARGS, KEY, Settings, check_types, parse_settings
 from minedraft.config_tree import merged
 from minedraft.policy import Mode, load_policies
 
@@ -110,7 +110,7 @@ def plan_launch(
     """
     _refuse_conflicts(given)
     _refuse_fixed(options.draft_args)
-    tree = _settings_tree(options, given)
+    tree = check_types(_settings_tree(options, given))
     mode = tree.get("mode", Mode.PSD)
     with_drafter = mode != Mode.AR or "mode" in tree.get("policies", {})
     notes = []
@@ -185,9 +185,7 @@ def _check_policies(settings: Settings) -> None:
 
 def _settings_tree(options: LaunchOptions, given: Mapping[str, Any]) -> dict[str, Any]:
     """What stands under `minedraft` in additional_config: the user's own, then the options, the most specific last."""
-    own = (given.get("additional_config") or {}).get(KEY) or {}
-    if not isinstance(own, Mapping):
-        raise VllmWorldError(f"--additional-config: {KEY} must be an object of settings, is {own!r}")
+    own = check_types((given.get("additional_config") or {}).get(KEY))
     asked: dict[str, Any] = {}
     if options.mode is not None:
         asked["mode"] = options.mode
@@ -218,7 +216,7 @@ def _place(
     environ: Mapping[str, str],
     with_drafter: bool,
 ) -> Placement:
-    own_draft = drafter.get("env", {}).get(facts.variable) or ",".join(map(str, drafter.get("cpus", ()))) or None
+    own_draft = _own_gpus(drafter, facts) or ",".join(map(str, drafter.get("cpus", ()))) or None
     if own_draft is not None and options.draft_devices is not None:
         raise VllmWorldError("--draft-devices and the drafter's own settings (env, cpus) both name devices; keep one")
     return place(
@@ -230,6 +228,21 @@ def _place(
         with_drafter=with_drafter,
         environ=environ,
     )
+
+
+def _own_gpus(drafter: Mapping[str, Any], facts: DeviceFacts) -> str:
+    """Devices that the drafter's own environment names, as `place` takes them: there a number is a position."""
+    found = []
+    for name in filter(None, drafter.get("env", {}).get(facts.variable, "").split(",")):
+        if name.strip().isdigit():
+            if name.strip() not in facts.names:
+                raise VllmWorldError(
+                    f"{KEY}.drafter.env: {facts.variable} names device {name.strip()}, which is not visible here "
+                    f"({','.join(facts.names) or 'none'} is)"
+                )
+            name = str(facts.names.index(name.strip()))
+        found.append(name)
+    return ",".join(found)
 
 
 def _placed(placement: Placement) -> dict[str, Any]:

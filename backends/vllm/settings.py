@@ -9,7 +9,8 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any, Final, TypeVar
+from types import NoneType
+from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from minedraft.backends.vllm.errors import VllmWorldError
 from minedraft.policy import Mode
@@ -18,8 +19,6 @@ KEY: Final = "minedraft"
 
 FIXED_ENGINE_ARGS: Final = ("scheduler_cls", "async_scheduling", "speculative_config", "pipeline_parallel_size")
 """Engine arguments of the drafter that are not the user's to choose."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,25 +136,77 @@ def parse_settings(additional_config: Mapping[str, Any]) -> Settings:
     """Read the settings out of vLLM's `additional_config`.
 
     Raises:
-        VllmWorldError: an unknown key (near matches are offered) or a value out of range.
+        VllmWorldError: an unknown key (near matches are offered), or a value of the wrong type or out of range.
     """
-    values = dict(additional_config.get(KEY) or {})
-    drafter = values.pop("drafter", None)
-    if drafter is not None:
-        drafter = dict(drafter)
-        drafter["cpus"] = tuple(drafter.get("cpus", ()))
-        values["drafter"] = _build(DrafterSettings, drafter, f"{KEY}.drafter")
-    return _build(Settings, values, KEY)
+    values = check_types(additional_config.get(KEY))
+    if (drafter := values.get("drafter")) is not None:
+        cpus = tuple(drafter.get("cpus", ()))
+        values["drafter"] = DrafterSettings(**{**drafter, "cpus": cpus})
+    return Settings(**values)
 
 
-def _build(kind: type[T], values: Mapping[str, Any], where: str) -> T:
-    known = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
-    for name in values:
-        if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+def check_types(given: Any) -> dict[str, Any]:
+    """What stands under `minedraft`, as it was given but for numbers in the drafter's `env`, which become text.
+
+    Raises:
+        VllmWorldError: a key is unknown (near matches are offered), or a value is of the wrong type.
+    """
+    values = _check(Settings, {} if given is None else given, KEY)
+    if values.get("drafter") is not None:
+        values["drafter"] = drafter = _check(DrafterSettings, values["drafter"], f"{KEY}.drafter")
+        for name, value in drafter.get("env", {}).items():
+            if type(value) is not str:
+                raise VllmWorldError(f"{KEY}.drafter.env.{name} is {value!r}, must be a string")
+    for slot, spec in values.get("policies", {}).items():
+        if type(spec) is not str:
+            raise VllmWorldError(f"{KEY}.policies.{slot} is {spec!r}, must be a string, as in 'fixed,k=2'")
+    return values
+
+
+def _check(kind: type[Any], given: Any, where: str) -> dict[str, Any]:
+    if not isinstance(given, Mapping):
+        raise VllmWorldError(f"{where} is {given!r}, must be an object of settings")
+    hints = {name: hint for name, hint in get_type_hints(kind).items() if not name.startswith("_")}
+    values = dict(given)
+    for name, value in given.items():
+        if name not in hints:
+            near = get_close_matches(str(name), list(hints), n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(hints)}"
             raise VllmWorldError(f"{where} has no setting {name!r}: {hint}")
-    try:
-        return kind(**values)
-    except TypeError as error:
-        raise VllmWorldError(f"{where}: {error}") from error
+        if name == "env" and isinstance(value, Mapping):  # CUDA_VISIBLE_DEVICES=1 is read as a number
+            values[name] = {key: str(one) if type(one) is int else one for key, one in value.items()}
+        if not _fits(value, hints[name]):
+            wanted = " or ".join(
+                [_NAMES.get(get_origin(one) or one, "an object") for one in _alternatives(hints[name])]
+            )
+            raise VllmWorldError(f"{where}.{name} is {value!r}, must be {wanted}")
+    return values
+
+
+_NAMES: Final[dict[Any, str]] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a string",
+    tuple: "a list",
+    NoneType: "null",
+}
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    return (hint,) if get_origin(hint) in (None, tuple, Mapping) else get_args(hint)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value out of JSON is what an annotation says, as far as its outermost type goes."""
+    for one in _alternatives(hint):
+        origin = get_origin(one) or one
+        if origin is tuple:
+            origin = list | tuple
+        elif origin is float:
+            origin = int | float
+        elif dataclasses.is_dataclass(origin):
+            origin = Mapping
+        if isinstance(value, origin) and (origin is bool or not isinstance(value, bool)):
+            return True
+    return False

@@ -40,6 +40,31 @@ def test_a_bound_on_drafts_that_is_none(engine: Engine, value: object) -> None:
     engine.check_rest()
 
 
+def test_refused_streams_leave_nothing_behind(engine: Engine) -> None:
+    """Of most refused streaming inputs the last piece never comes, since the client hears of the error before."""
+    from vllm import SamplingParams
+    from vllm.v1.request import Request
+
+    from minedraft.backends.vllm.conductor import _MAX_STREAMS
+
+    core, number = engine.engine.engine_core.engine_core, 2 * _MAX_STREAMS
+
+    def send(request_id: str, *, resumable: bool) -> None:
+        core.add_request(Request(request_id, [5, 6], SamplingParams(max_tokens=4), None, resumable=resumable))
+        reasons = []
+        while core.scheduler.requests:
+            reasons += [one.finish_reason for each in core.step_fn()[0].values() for one in each.outputs]
+        assert [str(reason) for reason in reasons] == ["error"]
+
+    for i in range(number):
+        send(f"stream{i}", resumable=True)
+    assert len(engine.conductor._streams) == _MAX_STREAMS
+    for i in range(number - _MAX_STREAMS, number):  # a last piece looks like a request of its own
+        send(f"stream{i}", resumable=False)
+    assert not engine.conductor._streams
+    engine.check_rest()
+
+
 def test_a_livelock_ends(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """If vLLM does otherwise than planned again and again, the request is given up; others are served."""
     config = engine.scheduler.scheduler_config

@@ -134,6 +134,22 @@ def make_tokens(seed: int, count: int) -> list[int]:
     return [rng.randrange(3, 128) for _ in range(count)]
 
 
+def test_a_model_that_can_take_nothing_back_is_refused(core: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its drafts would be worthless from the second round on, and nobody would be told."""
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    from minedraft.backends.vllm import compat
+    from minedraft.backends.vllm.draft_scheduler import DraftScheduler
+    from minedraft.backends.vllm.errors import VllmWorldError
+
+    scheduler = core.scheduler
+    arguments = scheduler.vllm_config, scheduler.kv_cache_config, scheduler.structured_output_manager, BLOCK_SIZE
+    DraftScheduler(*arguments)
+    monkeypatch.setattr(compat, "MambaSpec", FullAttentionSpec)  # a tiny Mamba needs a GPU
+    with pytest.raises(VllmWorldError, match="Mamba"):
+        DraftScheduler(*arguments)
+
+
 def test_drafts_and_probabilities_are_the_models_own(sessions: Sessions) -> None:
     """Prompts from one token to more than a step holds, and drafts of every length, none included."""
     for i, length in enumerate([1, 31, 32, 33, 70, 5]):

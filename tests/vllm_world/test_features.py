@@ -464,6 +464,8 @@ class TestOneEngine:
         groups = [SimpleNamespace(kv_cache_spec=object.__new__(MambaSpec))]
         with pytest.raises(VllmWorldError, match="Mamba"):
             compat.check_engine(engine.scheduler.vllm_config, SimpleNamespace(kv_cache_groups=groups))
+        with pytest.raises(VllmWorldError, match=r"the draft model keeps a state.*Mamba"):
+            compat.check_draft_engine(SimpleNamespace(kv_cache_groups=groups))
 
 
 # --- Other engines: none with drafts, priorities, one row, a short-sighted drafter.

@@ -163,7 +163,7 @@ def test_sleep(engine: Engine, reference: dict[str, list[int]], strays: Callable
         texts = engine.run(renamed(jobs, "asleep"), on_step=look)
         assert len(texts) == len(jobs)
         expect(texts, "asleep", reference)
-    deadline, number = time.monotonic() + 60.0, 0
+    deadline, number = time.monotonic() + 240.0, 0
     before = conductor.core.state.num_accepted_tokens
     while conductor.core.state.num_accepted_tokens == before:
         assert time.monotonic() < deadline

@@ -257,6 +257,9 @@ def test_bad_options_are_refused() -> None:
     assert "psdd" in refusal(mode="psdd")
     assert "use --draft" in refusal(draft_args={"model": "x"})
     assert "minedraft sets it" in refusal(draft_args={"scheduler_cls": "x"})
+    for ranks in ("2", 1.5, True, -1):
+        engine = {"tensor_parallel_size": ranks}
+        assert "engine.tensor_parallel_size is" in refusal(settings={"drafter": {"engine": engine}})
     assert "did you mean 'deadline_s'" in refusal(settings={"drafter": {"deadline": 1}})
     assert "policies: " in refusal(policies={"draft_length": "fixt"})
     assert "policies: " in refusal(policies={"draft_lenght": "fixed"})

@@ -224,10 +224,18 @@ def _place(
         target=options.target_devices,
         draft=options.draft_devices or own_draft,
         target_ranks=given.get("tensor_parallel_size") or 1,
-        draft_ranks=drafter.get("engine", {}).get("tensor_parallel_size") or 1,
+        draft_ranks=_draft_ranks(drafter),
         with_drafter=with_drafter,
         environ=environ,
     )
+
+
+def _draft_ranks(drafter: Mapping[str, Any]) -> int:
+    ranks = drafter.get("engine", {}).get("tensor_parallel_size") or 1
+    if type(ranks) is not int or ranks < 1:
+        name = f"{KEY}.drafter.engine.tensor_parallel_size"
+        raise VllmWorldError(f"{name} is {ranks!r}, must be a whole number of at least 1")
+    return ranks
 
 
 def _own_gpus(drafter: Mapping[str, Any], facts: DeviceFacts) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, assert_never
 
+from minedraft.json_text import parse_json
 from minedraft.request import FinishReason, Request, RequestId
 from minedraft.work import (
     DrafterLost,
@@ -138,7 +139,7 @@ def decode(line: str | bytes) -> Record:
     Raises:
         ValueError: not a line that `encode` writes; the message says what is wrong, without the line's place.
     """
-    value = json.loads(line)
+    value = parse_json(line)
     if not isinstance(value, list) or len(value) < 2 or not isinstance(value[0], str):
         raise ValueError("not an array [kind, now_s, ...]")
     kind, now_s, *fields = value

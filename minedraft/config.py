@@ -194,6 +194,7 @@ class RunConfig(Table):
 
         Raises:
             TraceError: the first line of the trace is bad.
+            WorkloadError: the first request is out of range.
         """
         maker = self._world_maker()
         return maker(self.build_workload(), max_concurrency=self.workload.max_concurrency, faults=self.build_faults())
@@ -203,6 +204,7 @@ class RunConfig(Table):
 
         Raises:
             TraceError: the first line of the trace is bad.
+            WorkloadError: the first request is out of range.
         """
         from minedraft.sim.star import ROUTERS, make_star
 
@@ -260,6 +262,15 @@ class RunConfig(Table):
         if world and drafts and isinstance(self.cost, StepCostTable) and self.cost.draft is None:
             raise FieldError("cost.draft", 'is missing; add [cost.draft], or set mode = "ar"')
         scheduler = self.scheduler_config()
+        if (
+            self.mode != "ar"
+            and self.policies.mode is None
+            and scheduler.draft_keeps_kv
+            and not scheduler.num_draft_blocks
+        ):
+            raise FieldError(
+                "scheduler.num_draft_blocks", f'is 0, but mode {self.mode} drafts; give it blocks, or set mode = "ar"'
+            )
         self.build_policies()
         if not world:
             return
@@ -395,7 +406,7 @@ def read_tree(path: str | Path | None) -> dict[str, Any]:
             tree = tomllib.load(file)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; check the path of the configuration") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # thousands of digits or brackets have no TOMLDecodeError
         raise ConfigError(f"{path}: not TOML: {error}; correct that line") from error
     return {key: _with_paths_from(path.parent, value) for key, value in tree.items()}
 

@@ -177,8 +177,8 @@ class LinkTable(Table):
     def _build_link(self) -> Any:
         from minedraft.sim.links import Link, load_link
 
-        if self.bytes_per_s is not None and self.bytes_per_s <= 0.0:
-            raise FieldError("link.bytes_per_s", f"is {self.bytes_per_s:g}, must be > 0, such as 25e9")
+        if self.bytes_per_s is not None and self.bytes_per_s < 1.0:
+            raise FieldError("link.bytes_per_s", f"is {self.bytes_per_s:g}, must be >= 1, such as 25e9")
         if self.preset is None and (self.latency_s is None or self.bytes_per_s is None):
             missing = "bytes_per_s" if self.bytes_per_s is None and self.latency_s is not None else "preset"
             remedy = "give a preset" if missing == "preset" else "add it"

@@ -87,13 +87,15 @@ class _Place:
                 field = f"{field}[{part}]"
                 here = here[part] if isinstance(here, Sequence) and part < len(here) else None
                 continue
-            if not (isinstance(here, Mapping) and part in here):
+            # The member of a union comes first, and a key of the user's may have its name.
+            in_tree = isinstance(here, Mapping) and part in here
+            if not in_tree or (len(choices) > 1 and all(_tags(choice) for choice in choices)):
                 tagged = next((choice for choice in choices if part in _tags(choice)), None)
                 if tagged is not None:
                     choices = (tagged,)
                     continue
-                if part in ("str", "int", "float") or not part.isidentifier():  # such as dict[str,any]
-                    continue
+            if not in_tree and (part in ("str", "int", "float") or not part.isidentifier()):  # such as dict[str,any]
+                continue
             field, name = (f"{field}.{part}" if field else part), part
             holder = choices[0] if choices else holder
             known = getattr(holder, "model_fields", {}).get(part)

@@ -104,7 +104,7 @@ def parse_value(text: str) -> Any:
     text = text.strip()
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # thousands of digits or brackets have no TOMLDecodeError
         return text
 
 
@@ -112,5 +112,5 @@ def parse_values(text: str) -> list[Any]:
     """Values separated by commas; quote or bracket those that hold commas."""
     try:
         return list(tomllib.loads(f"values = [{text}]")["values"])
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # thousands of digits or brackets have no TOMLDecodeError
         return [parse_value(part) for part in text.split(",") if part.strip()]

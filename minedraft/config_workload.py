@@ -92,6 +92,7 @@ Arrivals = Annotated[
     AtOnceTable | PoissonTable | GammaTable | OnOffTable | ClosedLoopTable,
     Field(discriminator="kind"),
     shorthand("kind", (str,)),
+    with_kind(None, concurrency="closed-loop", cv="gamma", on_s="on-off", off_s="on-off", at_s="at-once"),
 ]
 
 

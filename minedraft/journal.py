@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from minedraft.codec import FIELDS, Asked, Pooled, Record, decode, encode
+from minedraft.json_text import parse_json
 from minedraft.recorder import Recorder, Sink
 from minedraft.whole_writes import write_whole
 from minedraft.work import DraftWork, Event, VerifyWork, Work
@@ -167,7 +168,7 @@ def read_journal(path: str | Path) -> Journal:
     with path.open("rb") as file:
         first, second = file.readline(), file.readline()
     try:
-        head = json.loads(first)
+        head = parse_json(first)
     except ValueError as error:
         raise JournalError(f"{path}:1: no journal header: {_first_line(error)}") from error
     if not isinstance(head, dict) or head.get("format") != FORMAT:
@@ -187,7 +188,7 @@ def _start_of(path: Path, line: bytes) -> float:
     if not line.startswith(b'["start",'):
         return 0.0
     try:
-        return float(json.loads(line)[1])
+        return float(parse_json(line)[1])
     except (ValueError, TypeError, IndexError) as error:
         if not line.endswith(b"\n"):
             return 0.0  # torn: the process died at once

@@ -9,6 +9,7 @@ from minedraft.kv_cache import BOUNDLESS, blocks_for
 
 CATCH_UP_SHARE: Final = 8  # of the drafter's budget, what a draft work may take in for requests that lag behind
 CATCH_UP_TOKENS: Final = 256  # at least, since so many take a device hardly longer than one
+MOST_BATCHES: Final = 1024  # each is looked at in every round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +17,8 @@ class SchedulerConfig:
     """Limits that hold for the whole run.
 
     Attributes:
-        num_batches: sub-batches in `psd` mode, at least 2 there; `ar` and `sd` use the first one only.
+        num_batches: sub-batches in `psd` mode, at least 2 there, at most `MOST_BATCHES`; `ar` and `sd` use the first
+            one only.
         max_batch_size: requests per sub-batch, which is the number of rows that one verification may have (m).
         max_num_seqs: running requests in all; None means every sub-batch full.
         num_speculative_tokens: largest k.
@@ -120,6 +122,8 @@ class SchedulerConfig:
             value = getattr(self, name)
             if value is not None and value < low:
                 raise ValueError(f"{name} is {value}, must be >= {low}")
+        if self.num_batches > MOST_BATCHES:
+            raise ValueError(f"num_batches is {self.num_batches}, must be <= {MOST_BATCHES}")
         if not 0 <= self.kv_watermark < 1:
             raise ValueError(f"kv_watermark is {self.kv_watermark}, must be in [0, 1)")
         if self.max_num_batched_tokens < self.max_batch_size:

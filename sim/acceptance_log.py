@@ -16,7 +16,6 @@ Both may have a `request_id`, which `by_id` needs. A journal that minedraft reco
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from minedraft.journal import FORMAT, read_journal
+from minedraft.json_text import parse_json
 from minedraft.request import RequestId
 from minedraft.work import RequestAborted, RequestArrived, VerifyResult, VerifyWork, WorkDone, WorkFailed
 
@@ -98,7 +98,7 @@ def _of_lines(path: Path, lines: Iterable[str]) -> Iterator[LoggedRequest]:
 
 def _parsed(line: str) -> dict[str, Any]:
     try:
-        found = json.loads(line)
+        found = parse_json(line)
     except ValueError as error:
         raise ValueError(f"not JSON: {error}; write one object per line") from error
     if not isinstance(found, dict):

@@ -44,6 +44,7 @@ from minedraft.sim.arrivals import ArrivalStream
 from minedraft.sim.cost import CostModel
 from minedraft.sim.faults import Faults
 from minedraft.sim.links import Lane, Traffic
+from minedraft.sim.steps import CostError
 from minedraft.sim.workload import SimRequest, WorkloadError
 from minedraft.work import (
     DrafterLost,
@@ -63,6 +64,23 @@ from minedraft.work import (
 )
 
 _NO_FAULTS: Final = Faults()
+
+LONGEST_WORK_S: Final = 1e6
+"""A work of twelve days: a cost model that says so is wrong."""
+
+
+def priced(duration_s: float, work: Work) -> float:
+    """The seconds that a cost model says, if the clock can go by them.
+
+    Raises:
+        CostError: they are negative, no number, or beyond `LONGEST_WORK_S`.
+    """
+    if not 0.0 <= duration_s <= LONGEST_WORK_S:
+        raise CostError(
+            f"cost: {type(work).__name__} of {len(work.request_ids)} requests takes {duration_s} s, must be from 0 to "
+            f"{LONGEST_WORK_S:g}; correct the cost model or its figures"
+        )
+    return duration_s
 
 
 class _Job:
@@ -284,7 +302,8 @@ class SimBackend:
         """See `Backend`."""
         self._num_in_flight += 1
         if type(work) is VerifyWork:
-            job = _Job(work, self._cost.verify_s(work), self._verify_ended, self._num_arrived)
+            duration_s = priced(self._cost.verify_s(work), work)
+            job = _Job(work, duration_s, self._verify_ended, self._num_arrived)
             if self._overhead_s or self.host.busy:
                 self._through_host(job, self._overhead_s)
             else:
@@ -328,7 +347,7 @@ class SimBackend:
             self._num_in_flight -= 1
             self._events.append(WorkFailed(work.work_id, "the drafter is down"))
             return
-        job = _Job(work, self._cost.draft_s(work), self._draft_ended)
+        job = _Job(work, priced(self._cost.draft_s(work), work), self._draft_ended)
         self._drafts[work.work_id] = job
         if self.host.busy and self.drafter is not self.host:
             self._through_host(job, 0.0)
@@ -514,7 +533,9 @@ class SimBackend:
         """
         request_id = request.request_id
         if request_id in self._truths:
-            raise WorkloadError(f"workload: the id of request {request_id!r} belongs to one that is still alive")
+            raise WorkloadError(
+                f"workload: the id of request {request_id!r} belongs to one that is still alive; give each its own id"
+            )
         num_output = min(request.output_len, request.max_tokens)
         stops = request.output_len < request.max_tokens
         truth = self._truths[request_id] = _Truth(request.prompt_len, num_output, stops, self._num_arrived)

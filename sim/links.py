@@ -41,6 +41,7 @@ Payload = Literal["token_ids", "draft_probs", "target_probs"]
 ID_BYTES: Final = 4
 PROB_BYTES: Final = 4
 STATE_BYTES: Final = 2
+SLOWEST_BYTES_PER_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,8 @@ class Link:
     def __post_init__(self) -> None:
         if not 0.0 <= self.latency_s < math.inf:
             raise ValueError(f"Link.latency_s is {self.latency_s}, must be a finite number of seconds >= 0")
-        if not self.peak_bytes_per_s > 0.0:
-            raise ValueError(f"Link.peak_bytes_per_s is {self.peak_bytes_per_s}, must be > 0")
+        if not self.peak_bytes_per_s >= SLOWEST_BYTES_PER_S:
+            raise ValueError(f"Link.peak_bytes_per_s is {self.peak_bytes_per_s}, must be >= {SLOWEST_BYTES_PER_S:g}")
         if not 0.0 < self.efficiency <= 1.0:
             raise ValueError(f"Link.efficiency is {self.efficiency}, must be in (0, 1]")
 

@@ -7,12 +7,12 @@ attention are priced; others (latent attention, sliding windows, linear attentio
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from minedraft.json_text import parse_json
 from minedraft.sim.presets import offer, read_presets
 
 
@@ -237,12 +237,27 @@ def _from_preset(name: str) -> ModelShape:
 
 _DENSE: Final = ("llama", "mistral", "qwen2", "qwen3")
 _SPARSE: Final = ("mixtral", "qwen3_moe")
+_COUNTS: Final = (
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "vocab_size",
+    "num_local_experts",
+    "num_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "target_hidden_size",
+    "draft_vocab_size",
+)
 
 
 def _from_file(path: Path) -> ModelShape:
     file = path / "config.json" if path.is_dir() else path
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = parse_json(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"{file}: {error.strerror}; give a preset's name or the path of a config.json") from error
     except ValueError as error:
@@ -277,6 +292,9 @@ def shape_from_config(config: Mapping[str, Any], *, name: str, source: str) -> M
         )
     if config.get("sliding_window") and config.get("use_sliding_window", kind in ("mistral", "mixtral")):
         raise ValueError(f"{source}: sliding_window is {config['sliding_window']}, which isn't priced")
+    for field in _COUNTS:
+        if config.get(field) is not None and type(config[field]) is not int:
+            raise ValueError(f"{source}: {field} is {config[field]!r}, must be a whole number")
     num_experts, inner = 0, config["intermediate_size"]
     if kind in _SPARSE:
         num_experts = config["num_local_experts"] if kind == "mixtral" else config["num_experts"]
@@ -313,6 +331,8 @@ def shape_from_config(config: Mapping[str, Any], *, name: str, source: str) -> M
 def _quantization(config: Mapping[str, Any] | None, source: str) -> str:
     if not config:
         return "none"
+    if not isinstance(config, Mapping):
+        raise ValueError(f"{source}: quantization_config is {config!r}, must be a table")
     method, bits = str(config.get("quant_method", "")), config.get("bits", config.get("w_bit", 4))
     if method in ("awq", "gptq") and bits == 4:
         return method

@@ -5,10 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
-from minedraft.sim.workload import Poisson
+from minedraft.sim.workload import Poisson, check_rate
+
+LONGEST_PHASE_S: Final = 1e9
+SHORTEST_PHASE_S: Final = 1e-6
+MOST_PHASES_PER_GAP: Final = 1000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +31,9 @@ class OnOff:
 
     Attributes:
         rate: requests per second in the long run, above 0; while on it is rate * (on_s + off_s) / on_s.
-        on_s: mean length of a busy phase in seconds, above 0.
-        off_s: mean length of a silence in seconds, at least 0.
+        on_s: mean length of a busy phase in seconds, from `SHORTEST_PHASE_S` to `LONGEST_PHASE_S`. If more than
+            `MOST_PHASES_PER_GAP` phases pass between two arrivals, the process is Poisson's, and is refused.
+        off_s: mean length of a silence in seconds, from 0 to `LONGEST_PHASE_S`.
 
     Raises:
         ValueError: a field is out of range.
@@ -38,11 +44,15 @@ class OnOff:
     off_s: float
 
     def __post_init__(self) -> None:
-        for name, value in (("rate", self.rate), ("on_s", self.on_s)):
-            if not 0.0 < value < math.inf:
-                raise ValueError(f"OnOff.{name} is {value}, must be finite and > 0")
-        if not 0.0 <= self.off_s < math.inf:
-            raise ValueError(f"OnOff.off_s is {self.off_s}, must be finite and >= 0")
+        check_rate(self, self.rate)
+        for name, value, least in (("on_s", self.on_s, SHORTEST_PHASE_S), ("off_s", self.off_s, 0.0)):
+            if not least <= value <= LONGEST_PHASE_S:
+                raise ValueError(f"OnOff.{name} is {value}, must be from {least:g} to {LONGEST_PHASE_S:g} seconds")
+        if self.rate * (self.on_s + self.off_s) * MOST_PHASES_PER_GAP < 1.0:
+            raise ValueError(
+                f"OnOff.on_s is {self.on_s} and off_s {self.off_s}: far shorter than the {1.0 / self.rate:g} s between "
+                'two arrivals, so that no burst would be seen; make them longer, or use kind = "poisson"'
+            )
 
     @property
     def cv(self) -> float:

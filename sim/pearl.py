@@ -44,7 +44,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from minedraft.request import FinishReason, RequestId
-from minedraft.sim.backend import SimBackend, _Job
+from minedraft.sim.backend import SimBackend, _Job, priced
 from minedraft.work import DraftResult, DraftWork, VerifyResult, VerifyWork, Work, WorkDone, WorkFailed
 
 
@@ -158,7 +158,9 @@ class PearlBackend(SimBackend):
         num_made = order.num_draft if self._num_drafted is None else self._num_drafted(order)
         columns = zip(order.request_ids, order.incarnations, num_made, strict=True)
         self._ordered = {request_id: (incarnation, made) for request_id, incarnation, made in columns if made}
-        job = self._drafting = self._drafts[order.work_id] = _Job(order, self._cost.draft_s(order), self._draft_ended)
+        job = self._drafting = self._drafts[order.work_id] = _Job(
+            order, priced(self._cost.draft_s(order), order), self._draft_ended
+        )
         if self.host.busy and self.drafter is not self.host:
             self._through_host(job, 0.0)
         else:

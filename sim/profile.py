@@ -28,7 +28,6 @@ the rows of the GEMMs exact and the attention of uneven mixes approximate.
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +36,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 
+from minedraft.json_text import parse_json
 from minedraft.sim.fence import Fence, Outside
 from minedraft.sim.steps import CostError
 
@@ -86,11 +86,9 @@ class ProfileTable:
             ValueError: it isn't a profile; the message names the file and the fault.
         """
         try:
-            tree = json.loads(Path(path).read_text(encoding="utf-8"))
+            tree = parse_json(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
-            raise ValueError(
-                f"{path}: {error.strerror}; check the path, or measure one with minedraft profile"
-            ) from error
+            raise ValueError(f"{path}: {error.strerror}; check the path") from error
         except ValueError as error:
             raise ValueError(f"{path}: not JSON: {error}") from error
         try:

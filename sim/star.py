@@ -155,7 +155,9 @@ class Star:
     def _enter(self, request: SimRequest, arrival_s: float | None) -> None:
         request_id = request.request_id
         if any(replica.serves(request_id) for replica in self.replicas):
-            raise WorkloadError(f"workload: the id of request {request_id!r} belongs to one that is still alive")
+            raise WorkloadError(
+                f"workload: the id of request {request_id!r} belongs to one that is still alive; give each its own id"
+            )
         self.replicas[self._router.choose(request, self.replicas)].enter(request, arrival_s)
 
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from minedraft.json_text import parse_json
 from minedraft.sim.workload import Arrivals, SimRequest, with_arrivals
 
 Tokenizer = Callable[[str], int]
@@ -171,12 +172,15 @@ def _fail(path: Path, line: int, problem: str, remedy: str) -> NoReturn:
     raise TraceError(f"{path}:{line}: {problem}; {remedy}")
 
 
+_MOST_DIGITS: Final = 100  # Python refuses to read thousands of them
+
+
 def _count(path: Path, line: int, name: str, value: Any) -> int:
     """A token count of at least 1."""
-    if isinstance(value, str) and value.strip().isdecimal():
+    if isinstance(value, str) and value.strip().isdecimal() and len(value) <= _MOST_DIGITS:
         value = int(value)
     if type(value) is not int or value < 1:
-        _fail(path, line, f"{name} is {value!r}, must be a whole number >= 1", _FIX_LINE)
+        _fail(path, line, f"{name} is {value!r:.60}, must be a whole number >= 1", _FIX_LINE)
     return value
 
 
@@ -242,7 +246,7 @@ def _json_lines(path: Path, needed: tuple[str, ...]) -> Iterator[tuple[int, dict
             if not text.strip():
                 continue
             try:
-                row = json.loads(text)
+                row = parse_json(text)
             except json.JSONDecodeError as error:
                 _fail(path, line, f"not JSON ({error.msg} at column {error.colno})", _ONE_PER_LINE)
             if not isinstance(row, dict):
@@ -268,9 +272,13 @@ def _jsonl_rows(path: Path, options: TraceOptions) -> Iterator[_Row]:
     for line, row in _json_lines(path, ("arrival_s", "prompt_len", "output_len")):
         if not isinstance(row.get("request_id", ""), str):
             _fail(path, line, f"request_id is {row['request_id']!r}, must be a string", "put it in quotes")
+        if not _is_unicode(row.get("request_id") or ""):
+            _fail(path, line, f"request_id is {row['request_id']!r}, which is no valid text", _FIX_LINE)
         for name in ("priority", "max_tokens", "max_draft_tokens"):
             if row.get(name) is not None and type(row[name]) is not int:
                 _fail(path, line, f"{name} is {row[name]!r}, must be a whole number", _FIX_LINE)
+        if row.get("abort_after_s") is not None:
+            _seconds(path, line, "abort_after_s", row["abort_after_s"])
         yield _Row(
             line,
             _seconds(path, line, "arrival_s", row["arrival_s"]),
@@ -278,6 +286,15 @@ def _jsonl_rows(path: Path, options: TraceOptions) -> Iterator[_Row]:
             _count(path, line, "output_len", row["output_len"]),
             {name: value for name, value in row.items() if value is not None},
         )
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it can be written to a file: half of a surrogate pair can't."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 # --- ShareGPT
@@ -354,6 +371,9 @@ class _ArrayScanner:
                     continue
                 line = self.line + self._text.count("\n", self._at, error.pos)
                 _fail(self._path, line, f"not JSON ({error.msg})", "the file must be one JSON array")
+            except (RecursionError, ValueError):  # thousands of brackets, or of digits
+                fault = "not JSON (nested too deeply, or a number too long)"
+                _fail(self._path, self.line, fault, "the file must be one JSON array")
             self.line += self._text.count("\n", self._at, end)
             self._at = end
             return value

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice, repeat
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NoReturn, Protocol
 
 import numpy as np
 
@@ -22,9 +22,19 @@ from minedraft.request import Request, RequestId
 
 _CHUNK: Final = 1024  # draws per call into numpy; a stream's values do not depend on it
 
+# Far beyond any workload, and near enough that clocks and counters are right: a clock at 10^10 s (in 317 years) still
+# tells 2 microseconds apart, one at 10^18 s (nanoseconds that were taken for seconds) doesn't tell steps apart.
+LAST_ARRIVAL_S: Final = 1e10
+LOWEST_RATE: Final = 1e-9  # requests per second
+MOST_REQUESTS: Final = 10**15
+LONGEST_PROMPT: Final = 2**53
+WIDEST_SIGMA: Final = 100.0
+_MOST_DIGITS: Final = 100  # Python refuses to read thousands of them
+CV_RANGE: Final = (1e-6, 1e6)
+
 
 class WorkloadError(ValueError):
-    """Requests that can't be served as they come: out of order, or two of one name alive at once."""
+    """Requests that can't be served as they come: out of order, out of range, or two of one name alive at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +53,7 @@ class SimRequest:
         abort_after_s: the client leaves this many seconds after the arrival; None if it stays.
 
     Raises:
-        ValueError: `output_len`, `arrival_s` or `abort_after_s` is out of range (`Request` checks the
-            others).
+        WorkloadError: a field is out of range.
     """
 
     request_id: RequestId
@@ -57,12 +66,21 @@ class SimRequest:
     abort_after_s: float | None = None
 
     def __post_init__(self) -> None:
+        if not 1 <= self.prompt_len <= LONGEST_PROMPT:
+            self._refuse("prompt_len", f"from 1 to {LONGEST_PROMPT}")
         if self.output_len < 1:
-            raise ValueError(f"request {self.request_id!r}: output_len is {self.output_len}, must be >= 1")
-        if not 0.0 <= self.arrival_s < math.inf:
-            raise ValueError(f"request {self.request_id!r}: arrival_s is {self.arrival_s}, must be >= 0")
+            self._refuse("output_len", ">= 1")
+        if self.max_tokens < 1:
+            self._refuse("max_tokens", ">= 1")
+        if self.max_draft_tokens is not None and self.max_draft_tokens < 0:
+            self._refuse("max_draft_tokens", ">= 0 (0 opts out of speculation)")
+        if not 0.0 <= self.arrival_s <= LAST_ARRIVAL_S:
+            self._refuse("arrival_s", f"from 0 to {LAST_ARRIVAL_S:g} seconds")
         if self.abort_after_s is not None and not self.abort_after_s >= 0.0:
-            raise ValueError(f"request {self.request_id!r}: abort_after_s is {self.abort_after_s}, must be >= 0")
+            self._refuse("abort_after_s", ">= 0")
+
+    def _refuse(self, name: str, wanted: str) -> NoReturn:
+        raise WorkloadError(f"request {self.request_id!r}: {name} is {getattr(self, name)}, must be {wanted}")
 
     def to_request(self, arrival_s: float | None = None) -> Request:
         """What the core may know of it.
@@ -97,6 +115,17 @@ def _running_sum(gaps: Iterator[float]) -> Iterator[float]:
     for gap in gaps:
         now += gap
         yield now
+
+
+def check_rate(owner: object, rate: float) -> None:
+    """Refuse a rate of arrivals that is none.
+
+    Raises:
+        ValueError: it is not finite, or below `LOWEST_RATE`.
+    """
+    _check_positive(owner, rate=rate)
+    if rate < LOWEST_RATE:
+        raise ValueError(f"{type(owner).__name__}.rate is {rate}, must be >= {LOWEST_RATE:g} requests per second")
 
 
 def _check_positive(owner: object, **values: float) -> None:
@@ -135,16 +164,16 @@ class Poisson:
     """Memoryless arrivals: exponential gaps.
 
     Attributes:
-        rate: mean requests per second, above 0.
+        rate: mean requests per second, at least `LOWEST_RATE`.
 
     Raises:
-        ValueError: the rate is not positive and finite.
+        ValueError: the rate is out of range.
     """
 
     rate: float
 
     def __post_init__(self) -> None:
-        _check_positive(self, rate=self.rate)
+        check_rate(self, self.rate)
 
     def times_s(self, rng: np.random.Generator) -> Iterator[float]:
         """See `Arrivals`."""
@@ -158,18 +187,22 @@ class Gamma:
     vLLM's `--burstiness` b is the shape, so cv = 1 / sqrt(b).
 
     Attributes:
-        rate: mean requests per second, above 0.
-        cv: standard deviation of the gaps divided by their mean, above 0.
+        rate: mean requests per second, at least `LOWEST_RATE`.
+        cv: standard deviation of the gaps divided by their mean, within `CV_RANGE`.
 
     Raises:
-        ValueError: a field is not positive and finite.
+        ValueError: a field is out of range.
     """
 
     rate: float
     cv: float
 
     def __post_init__(self) -> None:
-        _check_positive(self, rate=self.rate, cv=self.cv)
+        check_rate(self, self.rate)
+        _check_positive(self, cv=self.cv)
+        low, high = CV_RANGE
+        if not low <= self.cv <= high:
+            raise ValueError(f"Gamma.cv is {self.cv}, must be from {low:g} to {high:g}")
 
     def times_s(self, rng: np.random.Generator) -> Iterator[float]:
         """See `Arrivals`."""
@@ -218,7 +251,7 @@ class LognormalLength:
     Attributes:
         mean: mean length in tokens, above 0.
         p50: median in tokens, above 0 and at most the mean; or None.
-        sigma: standard deviation of the logarithm, at least 0; or None. Exactly one of the two is given.
+        sigma: standard deviation of the logarithm, in [0, `WIDEST_SIGMA`]; or None. Exactly one of the two is given.
         min_tokens: shortest length, at least 1.
         max_tokens: longest length, at least `min_tokens`; None for no limit.
 
@@ -238,8 +271,10 @@ class LognormalLength:
             raise ValueError("LognormalLength needs exactly one of p50 and sigma")
         if self.p50 is not None and not 0.0 < self.p50 <= self.mean:
             raise ValueError(f"LognormalLength.p50 is {self.p50}, must be in (0, mean = {self.mean}]")
-        if self.sigma is not None and not 0.0 <= self.sigma < math.inf:
-            raise ValueError(f"LognormalLength.sigma is {self.sigma}, must be finite and >= 0")
+        if self.p50 is not None and self.mean / self.p50 == math.inf:
+            raise ValueError(f"LognormalLength.p50 is {self.p50}, too small for mean = {self.mean}")
+        if self.sigma is not None and not 0.0 <= self.sigma <= WIDEST_SIGMA:
+            raise ValueError(f"LognormalLength.sigma is {self.sigma}, must be in [0, {WIDEST_SIGMA:g}]")
         if self.min_tokens < 1:
             raise ValueError(f"LognormalLength.min_tokens is {self.min_tokens}, must be >= 1")
         if self.max_tokens is not None and self.max_tokens < self.min_tokens:
@@ -287,17 +322,23 @@ class EmpiricalLength:
             ValueError: no such column, or a value that is no whole number >= 1; with file and line.
         """
         lengths = []
-        with Path(path).open(newline="", encoding="utf-8") as file:
-            rows = csv.DictReader(file)
-            if column not in (rows.fieldnames or ()):
-                known = ", ".join(rows.fieldnames or ("none",))
-                raise ValueError(f"{path}: no column {column!r}; it has {known}")
-            for row in rows:
-                text = row[column] or ""
-                if not text.strip().isdecimal() or int(text) < 1:
-                    where = f"{path}:{rows.line_num}"
-                    raise ValueError(f"{where}: {column} is {text!r}, must be a whole number >= 1")
-                lengths.append(int(text))
+        try:
+            with Path(path).open(newline="", encoding="utf-8") as file:
+                rows = csv.DictReader(file)
+                if column not in (rows.fieldnames or ()):
+                    known = ", ".join(rows.fieldnames or ("none",))
+                    raise ValueError(f"{path}: no column {column!r}; it has {known}")
+                for row in rows:
+                    text = (row[column] or "").strip()
+                    if not text.isdecimal() or len(text) > _MOST_DIGITS or not 1 <= int(text) <= LONGEST_PROMPT:
+                        where = f"{path}:{rows.line_num}"
+                        wanted = f"a whole number from 1 to {LONGEST_PROMPT}"
+                        raise ValueError(f"{where}: {column} is {row[column] or ''!r}, must be {wanted}")
+                    lengths.append(int(text))
+        except OSError as error:
+            raise ValueError(f"{path}: {error.strerror}; check the path") from error
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}: not UTF-8; convert the file to UTF-8") from error
         return cls(tuple(lengths))
 
     def values(self, rng: np.random.Generator) -> Iterator[int]:
@@ -365,12 +406,17 @@ class SyntheticWorkload:
     id_prefix: str = "r"
 
     def __post_init__(self) -> None:
-        if self.num_requests is not None and self.num_requests < 0:
-            raise ValueError(f"SyntheticWorkload.num_requests is {self.num_requests}, must be >= 0")
+        if self.num_requests is not None and not 0 <= self.num_requests <= MOST_REQUESTS:
+            raise ValueError(f"SyntheticWorkload.num_requests is {self.num_requests}, must be in [0, {MOST_REQUESTS}]")
         if self.seed < 0:
             raise ValueError(f"SyntheticWorkload.seed is {self.seed}, must be >= 0")
         if self.max_tokens is not None and self.max_tokens < 1:
             raise ValueError(f"SyntheticWorkload.max_tokens is {self.max_tokens}, must be >= 1")
+        if self.max_draft_tokens is not None and self.max_draft_tokens < 0:
+            raise ValueError(
+                f"SyntheticWorkload.max_draft_tokens is {self.max_draft_tokens}, must be >= 0, which opts out of "
+                "speculation"
+            )
 
     def __iter__(self) -> Iterator[SimRequest]:
         """A fresh pass, the same every time."""

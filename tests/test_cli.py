@@ -179,6 +179,13 @@ def test_compare_takes_variants_from_the_file(cli: Any, tmp_path: Path) -> None:
     assert names == ["m", "2m"]
 
 
+def test_a_sweep_over_clients_makes_a_closed_loop(cli: Any) -> None:
+    sweep = ("--over", "workload.arrivals.concurrency=1,2", "--json", "-")
+    ran = cli("compare", "--mode", "sd", "--mode", "psd", *SMALL, *sweep)
+    assert ran.code == 0
+    assert '"closed-loop"' in ran.out
+
+
 def test_a_variant_is_named_in_its_fault(cli: Any) -> None:
     line = refused(cli("compare", "--vary", "scheduler.block_size=16,0"))
     assert line.startswith("--vary scheduler.block_size=0: scheduler.block_size: is 0, must be >= 1")
@@ -290,6 +297,8 @@ def test_a_missing_journal_is_refused(cli: Any) -> None:
         (["--set", "devices.num_replicas=5000"], "devices.num_replicas: is 5000, must be <= 1024"),
         (["--policy", "draft_length=fixed,k=abc"], "k is 'abc', must be a whole number or left out"),
         (["--policy", "draft_length=fixed,zz=1"], "no option 'zz'; its options are k"),
+        (["--set", f"seed={'9' * 5000}"], "seed: is '9"),
+        (["--set", f"seed={'[' * 5000}"], "seed: is '["),
         (["--seed", "x"], "--seed"),
         (["--sed", "1"], "No such option: --sed"),
         (["no.toml"], "no.toml: No such file"),
@@ -353,7 +362,29 @@ def test_a_trace_without_requests_is_one_line(
 def test_an_id_that_is_there_twice_is_named(cli: Any, tmp_path: Path) -> None:
     row = json.dumps({"request_id": "a", "arrival_s": 0.0, "prompt_len": 3, "output_len": 4})
     (tmp_path / "t.jsonl").write_text(f"{row}\n{row}\n")
-    assert "'a' belongs to one that is still alive" in refused(cli("simulate", "--workload", "t.jsonl"))
+    error = refused(cli("simulate", "--workload", "t.jsonl"))
+    assert "'a' belongs to one that is still alive; give each its own id" in error
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize(
+    "arrivals",
+    [
+        "{kind = 'at-once', at_s = 1e18}",  # the first request is looked at before anything runs
+        "{kind = 'poisson', rate = 1e-9}",  # a later one, while it runs
+    ],
+)
+def test_a_request_that_is_out_of_range_ends_the_run_with_one_line(cli: Any, replicas: int, arrivals: str) -> None:
+    settings = (f"workload.arrivals={arrivals}", f"devices.num_replicas={replicas}")
+    ran = cli("simulate", *[part for setting in settings for part in ("--set", setting)])
+    assert "arrival_s is" in refused(ran)
+    assert "must be from 0 to 1e+10 seconds" in ran.err
+
+
+@pytest.mark.parametrize("text", [f"seed = {'9' * 5000}", f"seed = {'[' * 5000}", "seed = '\xff"])
+def test_a_file_that_is_no_toml_is_one_line(cli: Any, tmp_path: Path, text: str) -> None:
+    (tmp_path / "c.toml").write_bytes(text.encode("latin-1"))
+    assert refused(cli("simulate", "c.toml")).startswith("c.toml: not TOML: ")
 
 
 class Foreign:
@@ -516,6 +547,26 @@ def test_the_vllm_demo_has_no_simulated_half(cli: Any) -> None:
 
 def test_a_run_without_a_prompt_is_refused(cli: Any) -> None:
     assert "--prompt TEXT or --prompts FILE" in refused(cli("run"))
+
+
+@pytest.mark.parametrize(
+    ("field", "fault"),
+    [
+        ('"max_tokens": 2.5', "max_tokens is 2.5, must be a whole number"),
+        ('"max_tokens": null', "max_tokens is None, must be a whole number"),
+        ('"top_k": "4"', "top_k is '4', must be a whole number"),
+        ('"seed": 1.5', "seed is 1.5, must be a whole number"),
+        ('"priority": [1]', "priority is [1], must be a whole number"),
+        ('"max_draft_tokens": true', "max_draft_tokens is True, must be a whole number"),
+        ('"temperature": "hot"', "temperature is 'hot', must be a number"),
+        ('"arrival_s": null', "arrival_s is None, must be a number"),
+        (f'"top_p": {"[" * 100_000}', "not JSON (nested too deeply"),
+    ],
+)
+def test_a_field_of_a_prompt_that_is_none_is_named(cli: Any, tmp_path: Path, field: str, fault: str) -> None:
+    good = '{"prompt": "a", "seed": null, "max_draft_tokens": null, "temperature": 1, "top_p": 0.5}'
+    (tmp_path / "p.jsonl").write_text(f'{good}\n{{"prompt": "b", {field}}}\n')
+    assert refused(cli("run", "--prompts", "p.jsonl")).startswith(f"p.jsonl:2: {fault}")
 
 
 def test_the_demo_says_that_the_torch_extra_is_missing(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,6 +106,14 @@ def test_tables_have_the_fields_and_defaults_of_what_they_build() -> None:
     [
         ({"workload": {"output_lens": 9}}, {"workload": {"output_lens": {"kind": "fixed", "tokens": 9}}}),
         ({"workload": {"arrivals": "at-once"}}, {"workload": {"arrivals": {"kind": "at-once"}}}),
+        (
+            {"workload": {"arrivals": {"concurrency": 8}}},
+            {"workload": {"arrivals": {"kind": "closed-loop", "concurrency": 8}}},
+        ),
+        (
+            {"workload": {"arrivals": {"rate": 2, "cv": 3}}},
+            {"workload": {"arrivals": {"kind": "gamma", "rate": 2, "cv": 3}}},
+        ),
         ({"acceptance": {"alpha": 0.3}}, {"acceptance": {"kind": "constant", "alpha": 0.3}}),
         (
             {"acceptance": {"synthetic_acceptance_length": 2}},
@@ -181,6 +189,25 @@ CONSTANT = {"kind": "constant", "verify_base_s": 0.05}
         ({"scheduler": {"num_speculative_tokens": -1}}, "scheduler.num_speculative_tokens: is -1, must be >= 0"),
         ({"devices": {"colocated": 1}}, "devices.colocated: is 1, must be true or false"),
         ({"seed": -1}, "seed: is -1, must be >= 0"),
+        (  # a key that has the name of the kind
+            {"acceptance": {"kind": "preset", "preset": "x"}},
+            "acceptance.preset: unknown key; known are draft_probs, kind, name",
+        ),
+        ({"workload": {"num_requests": 10**20}}, f"workload.num_requests: is {10**20}, must be in [0, {10**15}]"),
+        (
+            {"workload": {"max_draft_tokens": -1}},
+            "workload.max_draft_tokens: is -1, must be >= 0, which opts out of speculation",
+        ),
+        ({"scheduler": {"num_batches": 10**8}}, "scheduler.num_batches: is 100000000, must be <= 1024"),
+        (
+            {"scheduler": {"num_draft_blocks": 0}},
+            'scheduler.num_draft_blocks: is 0, but mode psd drafts; give it blocks, or set mode = "ar"',
+        ),
+        (
+            {"workload": {"arrivals": {"kind": "on-off", "rate": 1, "on_s": 1e-300, "off_s": 1e300}}},
+            "workload.arrivals.on_s: is 1e-300, must be from 1e-06 to 1e+09 seconds",
+        ),
+        ({"link": {"latency_s": 0, "bytes_per_s": 1e-300}}, "link.bytes_per_s: is 1e-300, must be >= 1, such as 25e9"),
         ({"cost": {**CONSTANT, "verify_base_s": -1}}, "cost.verify_base_s: is -1, must be a number of seconds >= 0"),
         (
             {"cost": {**CONSTANT, "draft_base_ms": 49}},

@@ -13,6 +13,7 @@ from minedraft.sim.acceptance import ConstantRate
 from minedraft.sim.backend import SimBackend
 from minedraft.sim.cost import ConstantCost
 from minedraft.sim.faults import DevicePause, DrafterOutage, Faults
+from minedraft.sim.steps import CostError
 from minedraft.sim.workload import SimRequest
 from minedraft.work import (
     DrafterLost,
@@ -370,3 +371,19 @@ class TestFaults:
 def test_refusals_name_the_argument(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf"), 1e300])
+@pytest.mark.parametrize("work", [verify(0, {"a": 1}), draft(1)])
+def test_times_that_are_none_are_the_cost_models_fault(seconds: float, work: VerifyWork | DraftWork) -> None:
+    class WrongCost:
+        def verify_s(self, work: VerifyWork) -> float:
+            return seconds
+
+        def draft_s(self, work: DraftWork) -> float:
+            return seconds
+
+    backend = SimBackend([request("a")], WrongCost(), ConstantRate(1.0))
+    backend.next_event()
+    with pytest.raises(CostError, match=r"Work of 1 requests takes .* s, must be from 0 to 1e\+06"):
+        backend.submit(work)

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from minedraft.request import Request
 from minedraft.sim.workload import (
+    CV_RANGE,
+    LONGEST_PROMPT,
+    LOWEST_RATE,
     NAMED_WORKLOADS,
+    WIDEST_SIGMA,
     Aborts,
+    Arrivals,
     AtOnce,
     EmpiricalLength,
     FixedLength,
@@ -129,10 +136,22 @@ def test_the_core_does_not_learn_the_output_length() -> None:
     ("make", "message"),
     [
         (lambda: SimRequest("a", 0.0, 1, 0, 1), "'a': output_len is 0"),
+        (lambda: SimRequest("a", 0.0, 0, 1, 1), "'a': prompt_len is 0"),
+        (lambda: SimRequest("a", 0.0, 10**20, 1, 1), "'a': prompt_len is 100000000000000000000, must be from 1 to"),
+        (lambda: SimRequest("a", 0.0, 1, 1, 0), "'a': max_tokens is 0"),
+        (lambda: SimRequest("a", 0.0, 1, 1, 1, max_draft_tokens=-1), "'a': max_draft_tokens is -1"),
+        (lambda: SimRequest("a", 1e18, 1, 1, 1), r"'a': arrival_s is 1e\+18, must be from 0 to 1e\+10 seconds"),
+        (lambda: SimRequest("a", float("nan"), 1, 1, 1), "'a': arrival_s is nan"),
         (lambda: SimRequest("a", -1.0, 1, 1, 1), "'a': arrival_s is -1.0"),
         (lambda: SimRequest("a", 0.0, 1, 1, 1, abort_after_s=-1.0), "'a': abort_after_s is -1.0"),
         (lambda: Poisson(0.0), "Poisson.rate is 0.0"),
+        (lambda: Poisson(1e-320), "Poisson.rate is 1e-320, must be >= 1e-09"),
+        (lambda: Gamma(1e-300, 1.0), "Gamma.rate is 1e-300, must be >= 1e-09"),
+        (lambda: Gamma(1.0, 1e-300), "Gamma.cv is 1e-300, must be from 1e-06 to"),
+        (lambda: Gamma(1.0, 1e200), r"Gamma.cv is 1e\+200, must be from 1e-06 to"),
         (lambda: Gamma(1.0, float("nan")), "Gamma.cv is nan"),
+        (lambda: LognormalLength(10, sigma=1e200), r"LognormalLength.sigma is 1e\+200, must be in \[0, 100\]"),
+        (lambda: LognormalLength(1e300, p50=1e-300), "LognormalLength.p50 is 1e-300, too small for mean"),
         (lambda: FixedLength(0), "FixedLength.tokens is 0"),
         (lambda: LognormalLength(10), "exactly one of p50 and sigma"),
         (lambda: LognormalLength(10, p50=11), "LognormalLength.p50 is 11"),
@@ -151,3 +170,42 @@ def test_the_core_does_not_learn_the_output_length() -> None:
 def test_refusals_name_the_field(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    "arrivals",
+    [
+        Poisson(LOWEST_RATE),
+        Poisson(1e308),
+        Gamma(LOWEST_RATE, CV_RANGE[0]),
+        Gamma(LOWEST_RATE, CV_RANGE[1]),
+        Gamma(1e308, CV_RANGE[0]),
+        Gamma(1e308, CV_RANGE[1]),
+    ],
+)
+def test_arrivals_at_the_ends_of_their_ranges_are_times(arrivals: Arrivals) -> None:
+    times = list(itertools.islice(arrivals.times_s(random_stream(1, "arrivals")), 3000))
+    assert all(0.0 <= a <= b < math.inf for a, b in itertools.pairwise(times))
+
+
+@pytest.mark.parametrize("lengths", [LognormalLength(1e300, sigma=WIDEST_SIGMA), LognormalLength(1e300, p50=1e-5)])
+def test_the_widest_lengths_are_counts(lengths: LognormalLength) -> None:
+    with np.errstate(over="ignore"):
+        drawn = list(itertools.islice(lengths.values(random_stream(1, "lengths")), 3000))
+    assert all(1 <= length <= LONGEST_PROMPT for length in drawn)
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (b"n\n99999999999999999999\n", ":2: n is '99999999999999999999'"),
+        (b"n\n\xff\n", "not UTF-8"),
+        (None, "No such file"),
+    ],
+)
+def test_a_file_of_lengths_that_cannot_be_used_is_named(tmp_path: Path, content: bytes | None, fault: str) -> None:
+    path = tmp_path / "lens.csv"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"lens.csv.*{fault}"):
+        EmpiricalLength.from_csv(path, "n")

@@ -78,7 +78,7 @@ def simulate(
     """One simulated run.
 
     Raises:
-        CommandError: the trace is bad at its first line, or a file can't be opened.
+        CommandError: the first request is bad, or a file can't be opened.
     """
     from minedraft.sim.traces import TraceError
     from minedraft.sim.workload import WorkloadError
@@ -89,7 +89,7 @@ def simulate(
         return simulate_star(config, collector, recordings, label, header=journal_header(config))
     try:
         backend = config.build_world()
-    except TraceError as error:
+    except (TraceError, WorkloadError) as error:
         raise CommandError(str(error)) from error
     return drive(
         Scheduler(config.scheduler_config(), config.build_policies()),

@@ -39,7 +39,7 @@ def simulate_star(
         header: of the journals.
 
     Raises:
-        CommandError: the trace is bad at its first line, or a file can't be opened.
+        CommandError: the first request is bad, or a file can't be opened.
     """
     from minedraft.sim.star import StarEngine
     from minedraft.sim.traces import TraceError
@@ -47,7 +47,7 @@ def simulate_star(
 
     try:
         star = config.build_star()
-    except TraceError as error:
+    except (TraceError, WorkloadError) as error:
         raise CommandError(str(error)) from error
     num_replicas = len(star.replicas)
     parts = [_collector_of_one(config) for _ in range(num_replicas)]

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import typer
 
@@ -18,6 +18,7 @@ from minedraft.commands.torch_extra import torch_extra
 from minedraft.config import RunConfig, load_config
 from minedraft.config_tree import Override
 from minedraft.journal import JournalHeader
+from minedraft.json_text import parse_json
 from minedraft.metrics import MetricsCollector
 from minedraft.scheduler import Scheduler
 from minedraft.scheduler_config import SchedulerConfig
@@ -257,7 +258,9 @@ def print_texts(prompts: Sequence[Prompt], texts: Sequence[str]) -> None:
         out.print()
 
 
-PROMPT_FIELDS = ("max_tokens", "temperature", "top_k", "top_p", "seed", "priority", "max_draft_tokens", "arrival_s")
+PROMPT_COUNTS: Final = ("max_tokens", "top_k", "seed", "priority", "max_draft_tokens")
+PROMPT_FIELDS: Final = (*PROMPT_COUNTS, "temperature", "top_p", "arrival_s")
+MAY_BE_NULL: Final = ("seed", "max_draft_tokens")
 
 
 def read_prompts(path: str) -> list[Prompt]:
@@ -284,7 +287,7 @@ def read_prompts(path: str) -> list[Prompt]:
 
 def _json_prompt(path: str, number: int, line: str) -> Prompt:
     try:
-        row = json.loads(line)
+        row = parse_json(line)
     except json.JSONDecodeError as error:
         raise CommandError(
             f"{path}:{number}: not JSON ({error.msg} at column {error.colno}); put one JSON object on each line"
@@ -295,4 +298,10 @@ def _json_prompt(path: str, number: int, line: str) -> Prompt:
     unknown = [key for key in options if key not in PROMPT_FIELDS]
     if unknown:
         raise CommandError(f"{path}:{number}: unknown field {unknown[0]!r}; known are {', '.join(PROMPT_FIELDS)}")
+    for name, value in options.items():
+        whole = name in PROMPT_COUNTS
+        known = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+        if not known and not (value is None and name in MAY_BE_NULL):
+            wanted = "a whole number" if whole else "a number"
+            raise CommandError(f"{path}:{number}: {name} is {value!r}, must be {wanted}; correct the line")
     return Prompt(row["prompt"], options)

@@ -30,7 +30,8 @@ MOST_REQUESTS: Final = 10**15
 LONGEST_PROMPT: Final = 2**53
 WIDEST_SIGMA: Final = 100.0
 _MOST_DIGITS: Final = 100  # Python refuses to read thousands of them
-CV_RANGE: Final = (1e-6, 1e6)
+LOWEST_CV: Final = 1e-6
+HIGHEST_CV: Final = 1e6
 
 
 class WorkloadError(ValueError):
@@ -188,7 +189,7 @@ class Gamma:
 
     Attributes:
         rate: mean requests per second, at least `LOWEST_RATE`.
-        cv: standard deviation of the gaps divided by their mean, within `CV_RANGE`.
+        cv: standard deviation of the gaps divided by their mean, from `LOWEST_CV` to `HIGHEST_CV`.
 
     Raises:
         ValueError: a field is out of range.
@@ -200,9 +201,8 @@ class Gamma:
     def __post_init__(self) -> None:
         check_rate(self, self.rate)
         _check_positive(self, cv=self.cv)
-        low, high = CV_RANGE
-        if not low <= self.cv <= high:
-            raise ValueError(f"Gamma.cv is {self.cv}, must be from {low:g} to {high:g}")
+        if not LOWEST_CV <= self.cv <= HIGHEST_CV:
+            raise ValueError(f"Gamma.cv is {self.cv}, must be from {LOWEST_CV:g} to {HIGHEST_CV:g}")
 
     def times_s(self, rng: np.random.Generator) -> Iterator[float]:
         """See `Arrivals`."""

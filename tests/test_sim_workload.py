@@ -13,8 +13,9 @@ import pytest
 
 from minedraft.request import Request
 from minedraft.sim.workload import (
-    CV_RANGE,
+    HIGHEST_CV,
     LONGEST_PROMPT,
+    LOWEST_CV,
     LOWEST_RATE,
     NAMED_WORKLOADS,
     WIDEST_SIGMA,
@@ -177,10 +178,10 @@ def test_refusals_name_the_field(make: Callable[[], object], message: str) -> No
     [
         Poisson(LOWEST_RATE),
         Poisson(1e308),
-        Gamma(LOWEST_RATE, CV_RANGE[0]),
-        Gamma(LOWEST_RATE, CV_RANGE[1]),
-        Gamma(1e308, CV_RANGE[0]),
-        Gamma(1e308, CV_RANGE[1]),
+        Gamma(LOWEST_RATE, LOWEST_CV),
+        Gamma(LOWEST_RATE, HIGHEST_CV),
+        Gamma(1e308, LOWEST_CV),
+        Gamma(1e308, HIGHEST_CV),
     ],
 )
 def test_arrivals_at_the_ends_of_their_ranges_are_times(arrivals: Arrivals) -> None:

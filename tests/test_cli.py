@@ -646,6 +646,13 @@ def python(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str
     )
 
 
+def test_as_a_module() -> None:
+    assert (
+        python("-m", "minedraft", "--version").stdout == f"minedraft {minedraft.__version__}{minedraft.BUILD.label}\n"
+    )
+    assert python("-m", "minedraft", "simulat").returncode == 2
+
+
 def test_the_core_imports_without_any_world() -> None:
     script = (
         "import sys\n"

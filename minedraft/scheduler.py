@@ -81,6 +81,7 @@ class Scheduler:
         """
         self.policies = policies
         self.state.use_policies(policies)
+        self._policy_error = None  # those that failed decide no more
 
     # ---------------------------------------------------------------- first verb
 
@@ -124,11 +125,11 @@ class Scheduler:
         try:
             mode = policy.choose_mode(state.load)
             if mode is not state.mode:
-                state.set_mode(Mode(mode))
-        except PolicyError:
-            raise
+                mode = Mode(mode)
         except Exception as error:
             raise PolicyError(f"mode policy failed: {error}") from error
+        if mode is not state.mode:
+            state.set_mode(mode)
         while True:
             num_victims = state.num_victims
             if state.waiting.num_live:
@@ -157,6 +158,10 @@ class Scheduler:
         policy: Any = self.policies.rebalance
         try:
             moves = policy.moves(manager.views[:num_active])
+            moves = tuple(moves) if moves else ()
+        except Exception as error:
+            raise PolicyError(f"rebalance policy failed: {error}") from error
+        try:
             checked = self._check_moves(moves, num_active) if moves else ()
         except PolicyError:
             raise

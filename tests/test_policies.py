@@ -300,6 +300,7 @@ def first_members(batches: Sequence[Any]) -> list[Any]:
 
 ILLEGAL: list[tuple[str, Any, str]] = [
     *[(slot, RuntimeError("boom"), "boom") for slot in SLOTS],
+    *[(slot, PolicyError("not I"), "not I") for slot in SLOTS],
     ("admission", float("nan"), "NaN"),
     ("admission", "first", "admission"),
     ("assignment", 7, "batch 7"),

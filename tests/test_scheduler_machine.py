@@ -133,11 +133,14 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def feed(self, event: Event) -> None:
         self.now_s += 1.0
-        for output in self.scheduler.update(event, self.now_s):
+        for output in self.tell(event):
             self.check_output(output)
         self.drive()
         for request_id, seq in self.scheduler.state.sequences.items():  # I5: the core counts what was written
             assert seq.num_tokens == len(self.devices.text[request_id])
+
+    def tell(self, event: Event) -> list[RequestOutput]:
+        return self.scheduler.update(event, self.now_s)
 
     def drive(self) -> None:
         self.take(self.scheduler.schedule(self.now_s))

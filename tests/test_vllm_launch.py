@@ -14,6 +14,7 @@ from minedraft.backends.vllm.errors import VllmWorldError
 from minedraft.backends.vllm.launch import NULL_PROPOSER, SCHEDULER_CLS, Launch, LaunchOptions, plan_launch
 from minedraft.backends.vllm.memory_fit import GIB
 from minedraft.backends.vllm.placement import OMP_BIND
+from minedraft.backends.vllm.settings import parse_settings
 
 TWO_CORES = DeviceFacts(CPU, (Device("0"), Device("1")), "", 32 * GIB, 24 * GIB)
 THREE_GPUS = DeviceFacts(
@@ -164,6 +165,16 @@ def test_settings_of_the_wrong_type_are_refused(settings: dict[str, Any], says: 
     """With the setting's name, and before models are loaded; the engine reads them by the same code."""
     assert says in refusal(settings=settings)
     assert says in refusal(given={"additional_config": {"minedraft": settings}})
+
+
+@pytest.mark.parametrize("drafter", [None, {}, {"env": {"A": "b"}}], ids=str)
+def test_a_drafter_that_has_no_model(drafter: dict[str, Any] | None) -> None:
+    """`null` is as good as nothing; the plain form of the settings says what is missing, too."""
+    settings = {"drafter": drafter}
+    assert "name one with --draft" in refusal(draft=None, given={"additional_config": {"minedraft": settings}})
+    assert planned(given={"additional_config": {"minedraft": settings}}).settings.drafter is not None
+    with pytest.raises(VllmWorldError, match="which needs minedraft.drafter|drafter.engine lacks 'model'"):
+        parse_settings({"minedraft": settings})
 
 
 def test_values_that_json_or_toml_make_of_a_text() -> None:

@@ -129,10 +129,11 @@ class Conductor:
 
     def _start_core(self, settings: Settings, policies: Policies) -> None:
         config = scheduler_config(self._scheduler, settings, self._hello)
-        self._recording: Recording | None = None
+        recording: Recording | None = None
         if settings.journal:
-            self._recording = Recording(settings.journal, _header(config, settings), self._lose_journal)
-        sinks = [] if self._recording is None else [self._recording]
+            recording = Recording(settings.journal, _header(config, settings), self._lose_journal)
+        sinks = [] if recording is None else [recording]
+        self._recording = recording  # not before it is begun: a core that stays keeps its own
         self._view = KVView(self._scheduler, self._stays)
         self._report_due_s = 0.0  # on the loop's clock
         self._loop: CoreLoop = CoreLoop(Scheduler(config, policies, self._view.pool), self._view, sinks)

@@ -117,7 +117,7 @@ def plan_launch(
     if not with_drafter and "drafter" in tree:
         notes.append("mode ar: the drafter is not started")
         tree = {key: value for key, value in tree.items() if key != "drafter"}
-    drafter = tree.get("drafter", {})
+    drafter = tree.get("drafter") or {}
     if with_drafter and "model" not in drafter.get("engine", {}):
         raise VllmWorldError(f"mode {mode} needs a drafter; name one with --draft, or use --mode ar")
     placement = _place(options, given, drafter, facts, environ, with_drafter)

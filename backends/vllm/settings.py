@@ -141,7 +141,7 @@ def parse_settings(additional_config: Mapping[str, Any]) -> Settings:
     values = check_types(additional_config.get(KEY))
     if (drafter := values.get("drafter")) is not None:
         cpus = tuple(drafter.get("cpus", ()))
-        values["drafter"] = DrafterSettings(**{**drafter, "cpus": cpus})
+        values["drafter"] = DrafterSettings(**{"engine": {}, **drafter, "cpus": cpus})
     return Settings(**values)
 
 

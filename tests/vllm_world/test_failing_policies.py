@@ -64,6 +64,25 @@ def test_requests_go_on_without_it(
         replay_report(tmp_path / "j")
 
 
+def test_a_journal_that_can_t_be_begun_leaves_the_core_and_its_journal(engine: Engine, tmp_path: Path) -> None:
+    """Also when a policy fails later, and the journal that goes on has to end there."""
+    conductor = engine.conductor
+    settings = replace(
+        conductor._settings,
+        policies={"draft_length": FAILING["draft_length"]},
+        journal=str(tmp_path / "j"),
+        on_policy_error="replace",
+    )
+    conductor.restart(settings)
+    core = conductor.core
+    with pytest.raises(OSError, match="none"):
+        conductor.restart(replace(settings, journal=str(tmp_path / "none" / "j")))
+    assert conductor.core is core
+    lost = conductor.counters.journals_lost
+    engine.run(renamed(make_requests(), "begun-"))
+    assert conductor.counters.journals_lost == lost + 1
+
+
 def test_who_tries_a_policy_out_sees_it_fail(engine: Engine) -> None:
     conductor = engine.conductor
     settings = replace(conductor._settings, policies={"draft_length": FAILING["draft_length"]})

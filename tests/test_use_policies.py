@@ -19,11 +19,11 @@ from toy_world import ToyModel
 
 from minedraft import Request, load_policies
 from minedraft.policies.draft_length import Fixed
+from minedraft.policies.selection import All
 from minedraft.policy import BUILTIN, SLOTS, Mode, PolicyError
 from minedraft.request import RequestOutput
 from minedraft.steady import DRAFTED, DRAFTING
 from minedraft.work import DraftResult, Event, WorkDone
-
 
 OTHERS = [slot for slot in SLOTS if slot not in ("selection", "mode")]
 
@@ -130,7 +130,11 @@ class ReplacingMachine(SchedulerMachine):
             finally:
                 Spoiled.is_live = False
 
-    @rule(slot=st.sampled_from(SLOTS), patience=st.sampled_from([0, 0, 1, 3, 10, 40]), fault=st.sampled_from(sorted(FAULTS)))
+    @rule(
+        slot=st.sampled_from(SLOTS),
+        patience=st.sampled_from([0, 0, 1, 3, 10, 40]),
+        fault=st.sampled_from(sorted(FAULTS)),
+    )
     def spoil(self, slot: str, patience: int, fault: str) -> None:
         policy = getattr(self.scheduler.policies, slot)
         if not isinstance(policy, Spoiled):
@@ -157,6 +161,19 @@ def test_whatever_fails_and_whenever_others_come() -> None:
     seen = ReplacingMachine.seen
     assert len(set(SLOTS) & set(seen)) > 4, seen
     assert seen["late"], seen
+
+
+@pytest.mark.parametrize("answer", [None, 0, 1, "yes"])
+def test_a_selection_s_keeps_all_need_not_be_a_bool(answer: object) -> None:
+    """Where the core is compiled its own flags must be."""
+    selection = All()
+    selection.keeps_all = answer  # type: ignore[assignment]
+    driver = Driver("psd", replace(load_policies({"mode": "fixed,mode=psd"}), selection=selection))
+    state = driver.scheduler.state
+    assert (state.keeps_all_drafts, state.has_steady_rounds) == (bool(answer), bool(answer))
+    assert type(state.keeps_all_drafts) is type(state.has_steady_rounds) is bool
+    driver.arrive(Request("r", 5, 20))
+    driver.drain(num_accepted=1)
 
 
 @pytest.mark.parametrize("mode", ["sd", "psd"])

@@ -173,7 +173,7 @@ def test_a_drafter_that_has_no_model(drafter: dict[str, Any] | None) -> None:
     settings = {"drafter": drafter}
     assert "name one with --draft" in refusal(draft=None, given={"additional_config": {"minedraft": settings}})
     assert planned(given={"additional_config": {"minedraft": settings}}).settings.drafter is not None
-    with pytest.raises(VllmWorldError, match="which needs minedraft.drafter|drafter.engine lacks 'model'"):
+    with pytest.raises(VllmWorldError, match=r"which needs minedraft\.drafter|drafter\.engine lacks 'model'"):
         parse_settings({"minedraft": settings})
 
 

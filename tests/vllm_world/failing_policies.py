@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minedraft.policy import Mode, PreemptionMode, Victim
+from minedraft.policy import Mode, PolicyError, PreemptionMode, Victim
 
 
 class _Fails:
@@ -20,8 +20,8 @@ class _Fails:
         return good() if next(self._asked) < self._patience else bad()
 
 
-def _raise() -> Any:
-    raise RuntimeError("boom")
+def _raise(error: Exception | None = None) -> Any:
+    raise error or RuntimeError("boom")
 
 
 class Admission(_Fails):
@@ -35,8 +35,10 @@ class Assignment(_Fails):
 
 
 class Rebalance(_Fails):
+    """It raises what the core itself would, without saying whose it is."""
+
     def moves(self, batches: Sequence[Any]) -> Any:
-        return self._answer(lambda: (), _raise)
+        return self._answer(lambda: (), lambda: _raise(PolicyError("I can't")))
 
 
 class DraftLength(_Fails):

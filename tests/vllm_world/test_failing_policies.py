@@ -81,6 +81,7 @@ def test_a_journal_that_can_t_be_begun_leaves_the_core_and_its_journal(engine: E
     lost = conductor.counters.journals_lost
     engine.run(renamed(make_requests(), "begun-"))
     assert conductor.counters.journals_lost == lost + 1
+    conductor.restart(replace(settings, policies={}, journal=""))
 
 
 def test_who_tries_a_policy_out_sees_it_fail(engine: Engine) -> None:

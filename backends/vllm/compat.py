@@ -437,7 +437,7 @@ def pack_prompts(output: Any) -> None:
             request.prompt_token_ids = np.array(request.prompt_token_ids, np.int64)
 
 
-def may_retell(scheduler: Any) -> bool:
+def may_take_outputs_for_prompts(scheduler: Any) -> bool:
     """Whether the workers may be told that generated tokens are a prompt's.
 
     Not to the V2 model runner, whose rows stay where they are; nor if attention treats a prompt in its own way.
@@ -445,15 +445,21 @@ def may_retell(scheduler: Any) -> bool:
     return not scheduler.use_v2_model_runner and scheduler.vllm_config.model_config.rswa_window is None
 
 
-def may_be_retold(request: Any) -> bool:
-    """Whether it makes no difference to a request's sampling which of its tokens were generated."""
+def looks_at_outputs(request: Any) -> bool:
+    """Whether it makes a difference to what a request is sampled, or told, which of its tokens were generated.
+
+    (`prompt_logprobs` of 0 don't count: they are done with once the prompt is.)
+    """
     params = request.sampling_params
-    return (
-        request.prompt_embeds is None
-        and not (params.presence_penalty or params.frequency_penalty)
-        and params.repetition_penalty == 1.0
-        and not (params.min_tokens or params.bad_words or params.prompt_logprobs)
-        and params.thinking_token_budget is None
+    return bool(
+        request.prompt_embeds is not None
+        or params.presence_penalty
+        or params.frequency_penalty
+        or params.repetition_penalty != 1.0
+        or params.min_tokens
+        or params.bad_words
+        or params.prompt_logprobs
+        or params.thinking_token_budget is not None
     )
 
 

@@ -6,6 +6,9 @@ is a list of its own, and costs tens of nanoseconds a token (`tests/benchmarks/b
 list has become long is announced to the workers once more, with all its text as its prompt, as vLLM does with the next
 piece of a streamed input.
 
+In that step vLLM's own log of iterations and its MFU estimate count the request as one that computes a prompt; nothing
+else does.
+
 Law of this file: what workers know changes its form only. Who has sampling parameters that tell generated tokens from
 the prompt's is never retold.
 """
@@ -35,12 +38,12 @@ class Retelling:
 
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
-        self._told: dict[RequestId, Any] = {}  # by id, what the workers take for its prompt: int32, [tokens]
+        self._texts: dict[RequestId, Any] = {}  # by id, what the workers take for its prompt: int32, [tokens]
         self._turns: dict[int, int] = {}  # by sub-batch, how often it was looked at
-        self._is_possible = compat.may_retell(scheduler)
+        self._is_possible = compat.may_take_outputs_for_prompts(scheduler)
 
     def __len__(self) -> int:
-        return len(self._told)
+        return len(self._texts)
 
     def look(self, output: Any, batch: int) -> list[RequestId]:
         """After vLLM has scheduled: announce requests of the step anew that have become long.
@@ -58,22 +61,22 @@ class Retelling:
             return []
         turn = self._turns[batch] = self._turns.get(batch, 0) + 1
         places = {(turn * _LOOKS + look) % len(request_ids) for look in range(_LOOKS)}
-        found = [request_ids[i] for i in places if lengths[i] >= MIN_TOKENS and self._is_long(request_ids[i])]
+        found = [request_ids[i] for i in places if lengths[i] >= MIN_TOKENS and self._renew_text(request_ids[i])]
         for request_id in found:
-            compat.announce_again(self._scheduler, output, request_id, self._told[request_id])
+            compat.announce_again(self._scheduler, output, request_id, self._texts[request_id])
         return found
 
-    def _is_long(self, request_id: RequestId) -> bool:
-        """Whether it is worth retelling a request; if so, its text is put together."""
+    def _renew_text(self, request_id: RequestId) -> bool:
+        """Put a request's text together, if it is worth telling it; returns whether it is."""
         request = self._scheduler.requests[request_id]
-        text, told = compat.text_of(request), self._told.get(request_id)
-        num_told = request.num_prompt_tokens if told is None else len(told)
-        if len(text) - num_told < MIN_TOKENS or not compat.may_be_retold(request):
+        text, known = compat.text_of(request), self._texts.get(request_id)
+        num_known = request.num_prompt_tokens if known is None else len(known)
+        if len(text) - num_known < MIN_TOKENS or compat.looks_at_outputs(request):
             return False
-        new = np.array(text if told is None else text[num_told:], np.int32)
-        self._told[request_id] = new if told is None else np.concatenate((told, new))
+        new = np.array(text if known is None else text[num_known:], np.int32)
+        self._texts[request_id] = new if known is None else np.concatenate((known, new))
         return True
 
     def forget(self, request_id: RequestId) -> None:
         """A request has ended."""
-        self._told.pop(request_id, None)
+        self._texts.pop(request_id, None)

@@ -203,7 +203,9 @@ class Scheduler:
         if batch.phase is IDLE_PHASE:
             if state.speculating:
                 mark_undrafted(state, batch)
+            since = batch.phase_stamp
             state.batches.set_phase(batch, DRAFTED_PHASE)
+            batch.phase_stamp = since  # it has been waiting for the target, and keeps its turn if a policy fails here
         made = build_verify(state, batch, self._next_work_id)
         if made is None:
             # All members were preempted, which already turned the batch IDLE.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -161,6 +162,30 @@ def test_whatever_fails_and_whenever_others_come() -> None:
     seen = ReplacingMachine.seen
     assert len(set(SLOTS) & set(seen)) > 4, seen
     assert seen["late"], seen
+
+
+def test_a_batch_keeps_its_turn_when_a_policy_fails_at_its_verification() -> None:
+    """I16: somebody has to give way for the third token of batch 0, and the policy that chooses whom fails."""
+    limits = {"num_batches": 3, "max_batch_size": 2, "num_speculative_tokens": 0, "max_model_len": 6}
+    driver = Driver("psd", **limits, block_size=1, num_target_blocks=8, num_draft_blocks=1)
+    good = driver.scheduler.policies
+    driver.arrive(*[Request(f"r{number}", 1, 8) for number in range(4)])
+    spoiled = Spoiled(good.preemption, 0, "an exception")
+    driver.scheduler.use_policies(replace(good, preemption=spoiled))
+    Spoiled.is_live = True
+    try:
+        while not spoiled.num_failures:
+            with suppress(PolicyError):
+                driver.verify_done()
+    finally:
+        Spoiled.is_live = False
+    driver.scheduler.use_policies(good)
+    driver.feed()
+    while driver.verifying is not None:
+        driver.verify_done()
+    assert driver.scheduler.num_unfinished == 0
+    order = [work.batch for work in driver.verifies()]
+    assert order[:8] == [0, 1, 2, 0, 1, 2, 0, 1], "until a batch is empty, each is verified in turn"
 
 
 @pytest.mark.parametrize("answer", [None, 0, 1, "yes"])

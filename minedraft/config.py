@@ -271,7 +271,7 @@ class RunConfig(Table):
             raise FieldError(
                 "scheduler.num_draft_blocks", f'is 0, but mode {self.mode} drafts; give it blocks, or set mode = "ar"'
             )
-        self.build_policies()
+        self._check_selection(scheduler)
         if not world:
             return
         self._check_device_counts()
@@ -282,6 +282,16 @@ class RunConfig(Table):
         self.build_workload()
         self.build_faults()
         self._check_requests_fit(scheduler)
+
+    def _check_selection(self, scheduler: SchedulerConfig) -> None:
+        """Refuse a choice between drafts that has nothing to choose: its figures would be those of `all`."""
+        selection = self.build_policies().selection
+        if self.mode != "ar" and scheduler.draft_capacity is None and getattr(selection, "needs_capacity", False):
+            raise FieldError(
+                "scheduler.draft_capacity",
+                f"is missing, without which selection {self.policy_specs()['selection']['name']!r} keeps every draft; "
+                'give it fewer than are drafted in a round, or set policies.selection = "all"',
+            )
 
     def _check_device_counts(self) -> None:
         """Refuse a count of devices that isn't what the cost model prices: figures per device would be wrong."""

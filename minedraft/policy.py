@@ -188,7 +188,9 @@ class DraftLengthPolicy(Protocol):
 class SelectionPolicy(Protocol):
     """Which drafts are verified.
 
-    A policy that always keeps everything may set `keeps_all = True`, which spares building its arguments.
+    A policy that always keeps everything may set `keeps_all = True`, which spares building its arguments. One that has
+    nothing to choose unless `SchedulerConfig.draft_capacity` is given may set `needs_capacity = True`: configurations
+    without are refused.
     """
 
     keeps_all: bool

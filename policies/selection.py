@@ -59,6 +59,7 @@ class Tetris:
     """
 
     keeps_all = False
+    needs_capacity = True
 
     def select(self, drafts: Sequence[Draft], capacity: int) -> Sequence[int]:
         """The `capacity` drafts with the highest products of probabilities."""
@@ -81,6 +82,7 @@ class TetrisUnbiased:
     """
 
     keeps_all = False
+    needs_capacity = True
 
     def select(self, drafts: Sequence[Draft], capacity: int) -> Sequence[int]:
         """The `capacity` drafts with the highest scores, none of which reads its own draft's probability."""

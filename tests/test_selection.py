@@ -271,8 +271,18 @@ def test_selection_gains_acceptance_per_verified_draft(capsys: pytest.CaptureFix
     assert rates["tetris-unbiased"] > rates["all"] + 5
 
 
-def test_without_a_capacity_every_selector_keeps_all(capsys: pytest.CaptureFixture[str]) -> None:
-    runs = [simulated(capsys, name) for name in NAMES]
+def test_where_there_is_room_for_all_every_selector_keeps_all(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [simulated(capsys, name, "scheduler.draft_capacity=1000") for name in NAMES]
     for figures, name in zip(runs, NAMES, strict=True):
         assert figures["config"]["policies"].pop("selection") == name
     assert runs[0] == runs[1] == runs[2]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "all"])
+def test_a_selection_without_a_capacity_is_refused(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    """It would keep everything, and its figures would be taken for those of a selection."""
+    options = ["simulate", "--policy", f"selection={name}", "--set", "workload.num_requests=8"]
+    assert run_cli([*options, "--mode", "psd"]) == 2
+    message = capsys.readouterr().err
+    assert f"scheduler.draft_capacity: is missing, without which selection '{name}' keeps every draft" in message
+    assert run_cli([*options, "--mode", "ar"]) == 0

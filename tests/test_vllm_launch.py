@@ -268,6 +268,9 @@ def test_bad_options_are_refused() -> None:
     assert "psdd" in refusal(mode="psdd")
     assert "use --draft" in refusal(draft_args={"model": "x"})
     assert "minedraft sets it" in refusal(draft_args={"scheduler_cls": "x"})
+    assert "draft_capacity is missing" in refusal(policies={"selection": "tetris"})
+    planned(policies={"selection": "tetris"}, settings={"draft_capacity": 32})
+    planned(policies={"selection": "tetris"}, mode="ar")
     for ranks in ("2", 1.5, True, -1):
         engine = {"tensor_parallel_size": ranks}
         assert "engine.tensor_parallel_size is" in refusal(settings={"drafter": {"engine": engine}})

@@ -175,9 +175,15 @@ def _refuse_fixed(draft_args: Mapping[str, Any]) -> None:
 
 def _check_policies(settings: Settings) -> None:
     try:
-        load_policies(settings.policy_specs)
+        policies = load_policies(settings.policy_specs)
     except ValueError as error:
         raise VllmWorldError(f"policies: {error}") from error
+    is_bounded = settings.mode == Mode.AR or settings.draft_capacity is not None
+    if not is_bounded and getattr(policies.selection, "needs_capacity", False):
+        raise VllmWorldError(
+            f"{KEY}.draft_capacity is missing, without which selection {settings.policies['selection']!r} keeps every "
+            "draft; give it fewer than are drafted in a round, or use --policy selection=all"
+        )
 
 
 # --- settings

@@ -174,3 +174,25 @@ def test_only_where_rows_alternate(models: Path, reference: dict[str, list[int]]
         engine.conductor._retelling.look = lambda *args: looked.append(args)
         assert engine.run(make_requests()) == reference
         assert not looked
+
+
+def test_workers_in_other_processes(
+    models: Path, reference: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ranks, which get the arrays through shared memory."""
+    from minedraft.backends.vllm import compat
+
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # by itself vLLM wants a NUMA node for each rank
+    told: Counter[str] = Counter()
+    announce = compat.announce_again
+
+    def announced(scheduler: Any, output: Any, request_id: str, text: Any) -> None:
+        told[request_id] += 1
+        announce(scheduler, output, request_id, text)
+
+    monkeypatch.setattr(compat, "announce_again", announced)
+    options = minedraft_options(models / "noisy", mode="psd", k=3)
+    with Engine(models / "target", tensor_parallel_size=2, **options) as engine:
+        assert engine.run(make_requests()) == reference
+        assert engine.conductor.counters.strays == 0
+    assert max(told.values()) > 3

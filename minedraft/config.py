@@ -47,7 +47,7 @@ from minedraft.config_cost import Cost, GpuCostTable, PaperCostTable, StepCostTa
 from minedraft.config_drafting import DraftingTable, Link, check_place, without_drafter
 from minedraft.config_messages import ConfigError, FieldError, explain
 from minedraft.config_tables import DevicesTable, FaultsTable, PoliciesTable, SchedulerTable, SloTable
-from minedraft.config_tree import Override, merged, origin_of, put
+from minedraft.config_tree import NOT_TOML, Override, merged, origin_of, put
 from minedraft.config_workload import SyntheticWorkloadTable, Workload
 from minedraft.policy import DEFAULT_NAMES, Policies, load_policies, parse_spec
 from minedraft.scheduler_config import SchedulerConfig
@@ -233,7 +233,7 @@ class RunConfig(Table):
             traffic=self.build_traffic(),
             num_drafted=self.drafting.build_num_drafted(self.seed),
             round_overhead_s=self.devices.round_overhead_s,
-            draft_probs=self.acceptance.draft_probs or not getattr(self.build_policies().selection, "keeps_all", False),
+            draft_probs=self.acceptance.draft_probs or not self.build_policies().keeps_all,
         )
 
     def check(self, *, world: bool = True) -> None:
@@ -271,7 +271,7 @@ class RunConfig(Table):
             raise FieldError(
                 "scheduler.num_draft_blocks", f'is 0, but mode {self.mode} drafts; give it blocks, or set mode = "ar"'
             )
-        self._check_selection(scheduler)
+        self._check_policies(scheduler)
         if not world:
             return
         self._check_device_counts()
@@ -283,10 +283,10 @@ class RunConfig(Table):
         self.build_faults()
         self._check_requests_fit(scheduler)
 
-    def _check_selection(self, scheduler: SchedulerConfig) -> None:
-        """Refuse a choice between drafts that has nothing to choose: its figures would be those of `all`."""
-        selection = self.build_policies().selection
-        if self.mode != "ar" and scheduler.draft_capacity is None and getattr(selection, "needs_capacity", False):
+    def _check_policies(self, scheduler: SchedulerConfig) -> None:
+        """Refuse policies that can't be made, or select where there is nothing to choose: as good as `all`."""
+        policies = self.build_policies()
+        if self.mode != "ar" and scheduler.draft_capacity is None and policies.needs_capacity:
             raise FieldError(
                 "scheduler.draft_capacity",
                 f"is missing, without which selection {self.policy_specs()['selection']['name']!r} keeps every draft; "
@@ -416,7 +416,7 @@ def read_tree(path: str | Path | None) -> dict[str, Any]:
             tree = tomllib.load(file)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; check the path of the configuration") from error
-    except (ValueError, RecursionError) as error:  # thousands of digits or brackets have no TOMLDecodeError
+    except NOT_TOML as error:
         raise ConfigError(f"{path}: not TOML: {error}; correct that line") from error
     return {key: _with_paths_from(path.parent, value) for key, value in tree.items()}
 

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from minedraft.config_shorthands import as_table
+
+NOT_TOML: Final = (ValueError, RecursionError)
+"""What tomllib raises of a text that is none: for thousands of digits or brackets it has no TOMLDecodeError."""
 
 
 class Override(NamedTuple):
@@ -104,7 +107,7 @@ def parse_value(text: str) -> Any:
     text = text.strip()
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):  # thousands of digits or brackets have no TOMLDecodeError
+    except NOT_TOML:
         return text
 
 
@@ -112,5 +115,5 @@ def parse_values(text: str) -> list[Any]:
     """Values separated by commas; quote or bracket those that hold commas."""
     try:
         return list(tomllib.loads(f"values = [{text}]")["values"])
-    except (ValueError, RecursionError):  # thousands of digits or brackets have no TOMLDecodeError
+    except NOT_TOML:
         return [parse_value(part) for part in text.split(",") if part.strip()]

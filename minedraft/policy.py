@@ -228,6 +228,16 @@ class Policies:
     preemption: PreemptionPolicy
     mode: ModePolicy
 
+    @property
+    def keeps_all(self) -> bool:
+        """Whether the selection has said that it keeps everything, so that nobody need work out what it would read."""
+        return bool(getattr(self.selection, "keeps_all", False))
+
+    @property
+    def needs_capacity(self) -> bool:
+        """Whether the selection has said that it has nothing to choose without a `draft_capacity`."""
+        return bool(getattr(self.selection, "needs_capacity", False))
+
 
 SLOTS: Final = tuple(field.name for field in fields(Policies))
 

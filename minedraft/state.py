@@ -65,8 +65,7 @@ class SchedulerState:
     def use_policies(self, policies: Policies) -> None:
         """Have these decide from now on; whoever was ranked by others keeps that rank."""
         self.policies = policies
-        keeps_all = bool(getattr(policies.selection, "keeps_all", False))
-        self.keeps_all_drafts = self.config.draft_capacity is None and keeps_all
+        self.keeps_all_drafts = self.config.draft_capacity is None and policies.keeps_all
         self.asks_once_per_batch = hasattr(policies.draft_length, "num_draft_tokens_of_all")
         # Once they were ruled out, requests may hold probabilities, or fewer drafts than were made: no way back.
         self.has_steady_rounds = self.has_steady_rounds and self.keeps_all_drafts and self.asks_once_per_batch

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from minedraft.json_text import parse_json
-from minedraft.sim.workload import Arrivals, SimRequest, with_arrivals
+from minedraft.sim.workload import Arrivals, SimRequest, whole_number, with_arrivals
 
 Tokenizer = Callable[[str], int]
 
@@ -172,16 +172,12 @@ def _fail(path: Path, line: int, problem: str, remedy: str) -> NoReturn:
     raise TraceError(f"{path}:{line}: {problem}; {remedy}")
 
 
-_MOST_DIGITS: Final = 100  # Python refuses to read thousands of them
-
-
 def _count(path: Path, line: int, name: str, value: Any) -> int:
     """A token count of at least 1."""
-    if isinstance(value, str) and value.strip().isdecimal() and len(value) <= _MOST_DIGITS:
-        value = int(value)
-    if type(value) is not int or value < 1:
+    count = whole_number(value) if isinstance(value, str) else value
+    if type(count) is not int or count < 1:
         _fail(path, line, f"{name} is {value!r:.60}, must be a whole number >= 1", _FIX_LINE)
-    return value
+    return count
 
 
 def _seconds(path: Path, line: int, name: str, value: Any) -> float:

@@ -129,6 +129,12 @@ def check_rate(owner: object, rate: float) -> None:
         raise ValueError(f"{type(owner).__name__}.rate is {rate}, must be >= {LOWEST_RATE:g} requests per second")
 
 
+def whole_number(text: str) -> int | None:
+    """A number written in decimal digits; None if it isn't one, or has more digits than anybody needs."""
+    text = text.strip()
+    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else None
+
+
 def _check_positive(owner: object, **values: float) -> None:
     for name, value in values.items():
         if not 0.0 < value < math.inf:
@@ -329,12 +335,12 @@ class EmpiricalLength:
                     known = ", ".join(rows.fieldnames or ("none",))
                     raise ValueError(f"{path}: no column {column!r}; it has {known}")
                 for row in rows:
-                    text = (row[column] or "").strip()
-                    if not text.isdecimal() or len(text) > _MOST_DIGITS or not 1 <= int(text) <= LONGEST_PROMPT:
+                    length = whole_number(row[column] or "")
+                    if length is None or not 1 <= length <= LONGEST_PROMPT:
                         where = f"{path}:{rows.line_num}"
                         wanted = f"a whole number from 1 to {LONGEST_PROMPT}"
                         raise ValueError(f"{where}: {column} is {row[column] or ''!r}, must be {wanted}")
-                    lengths.append(int(text))
+                    lengths.append(length)
         except OSError as error:
             raise ValueError(f"{path}: {error.strerror}; check the path") from error
         except UnicodeDecodeError as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
 from operator import attrgetter, itemgetter
 from typing import Any, Final
@@ -486,13 +486,9 @@ def announce_again(scheduler: Any, output: Any, request_id: str, text: Any) -> N
     cached.all_token_ids.pop(request_id, None)
 
 
-def text_of(request: Any) -> list[int]:
-    """All tokens of a request; for reading."""
-    tokens: list[int] = request._all_token_ids
-    return tokens
+text_of: Final[Callable[[Any], list[int]]] = attrgetter("_all_token_ids")
+"""All tokens of a request; for reading."""
 
-
-_text = attrgetter("_all_token_ids")
 _last = itemgetter(-1)
 
 
@@ -507,7 +503,7 @@ def new_tokens(scheduler: Any, requests: list[Any] | None, work: DraftWork) -> l
     if requests is None:
         requests = [scheduler.requests[request_id] for request_id in work.request_ids]
     elif work.num_new.count(1) == len(requests) and 0 not in work.num_draft:  # who drafts has all of its text then
-        return list(map(_last, map(_text, requests)))
+        return list(map(_last, map(text_of, requests)))
     columns = zip(requests, work.num_computed, work.num_new, strict=True)
     return [token for request, start, count in columns for token in request._all_token_ids[start : start + count]]
 

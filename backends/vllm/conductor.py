@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import minedraft
 from minedraft.backends.vllm import compat
@@ -44,12 +45,13 @@ from minedraft.work import (
     RequestArrived,
     RequestDisplaced,
     VerifyWork,
-    Work,
     WorkDone,
     WorkFailed,
 )
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 REPORT_PERIOD_S = 0.1
 """Metrics are at most so old while requests run."""
@@ -108,7 +110,7 @@ class Conductor:
         self._hello: Hello | None = None
         self._vocab_size: int | None = None  # the target's, where the drafter may know more
         policies = load_policies(settings.policy_specs)
-        self._with_probs = not getattr(policies.selection, "keeps_all", False)
+        self._with_probs = not policies.keeps_all
         try:
             if settings.drafter is not None:
                 self._start_drafter(settings.drafter)
@@ -163,7 +165,7 @@ class Conductor:
         old.close()
         self._settings = settings
         self._replaced.clear()
-        self._with_probs = not getattr(policies.selection, "keeps_all", False)
+        self._with_probs = not policies.keeps_all
         if self._channel is not None:
             if not up:
                 self._tell(DrafterLost("it was lost before the restart"))
@@ -504,13 +506,7 @@ class Conductor:
 
     def _tell(self, event: Event) -> None:
         self._told = True
-        while True:
-            try:
-                outputs = self._loop.tell(event)
-                break
-            except PolicyError as error:  # the core hasn't taken the event in
-                self._replace_policy(error)
-        for output in outputs:
+        for output in self._with_good_policies(self._loop.tell, event):
             self._check_ended(output)
 
     def _check_ended(self, output: RequestOutput) -> None:
@@ -548,7 +544,7 @@ class Conductor:
         if not self._told:
             return
         self._told = False
-        for work in self._decide():
+        for work in self._with_good_policies(self._loop.ask):
             if isinstance(work, VerifyWork):
                 self._planned = work
                 self._gone.clear()
@@ -557,10 +553,11 @@ class Conductor:
             self._drafting = work
             self._channel.submit(make_job(self._scheduler, self._roster, work, self._with_probs))
 
-    def _decide(self) -> list[Work]:
+    def _with_good_policies(self, verb: Callable[..., list[T]], *args: Any) -> list[T]:
+        """What one of the core's two verbs answers; where a policy fails, nothing of its decision has been done."""
         while True:
             try:
-                return self._loop.ask()
+                return verb(*args)
             except PolicyError as error:
                 self._replace_policy(error)
 
@@ -582,7 +579,7 @@ class Conductor:
             self._recording.give_up(f"{slot} policy replaced")
         policies = replace(self.core.policies, **{slot: spare})
         self.core.use_policies(policies)
-        self._with_probs = not getattr(policies.selection, "keeps_all", False)
+        self._with_probs = not policies.keeps_all
 
 
 def _header(config: SchedulerConfig, settings: Settings) -> JournalHeader:

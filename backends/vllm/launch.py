@@ -179,7 +179,7 @@ def _check_policies(settings: Settings) -> None:
     except ValueError as error:
         raise VllmWorldError(f"policies: {error}") from error
     is_bounded = settings.mode == Mode.AR or settings.draft_capacity is not None
-    if not is_bounded and getattr(policies.selection, "needs_capacity", False):
+    if not is_bounded and policies.needs_capacity:
         raise VllmWorldError(
             f"{KEY}.draft_capacity is missing, without which selection {settings.policies['selection']!r} keeps every "
             "draft; give it fewer than are drafted in a round, or use --policy selection=all"

@@ -17,9 +17,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import numpy as np
-
 from minedraft.backends.vllm import compat
+from minedraft.backends.vllm.token_array import TokenArray
 from minedraft.request import RequestId
 
 MIN_TOKENS: Final = 512
@@ -38,7 +37,7 @@ class Retelling:
 
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
-        self._texts: dict[RequestId, Any] = {}  # by id, what the workers take for its prompt: int32, [tokens]
+        self._texts: dict[RequestId, TokenArray] = {}  # by id, what the workers take for its prompt; only ever grows
         self._turns: dict[int, int] = {}  # by sub-batch, how often it was looked at
         self._is_possible = compat.may_take_outputs_for_prompts(scheduler)
 
@@ -63,7 +62,7 @@ class Retelling:
         places = {(turn * _LOOKS + look) % len(request_ids) for look in range(_LOOKS)}
         found = [request_ids[i] for i in places if lengths[i] >= MIN_TOKENS and self._renew_text(request_ids[i])]
         for request_id in found:
-            compat.announce_again(self._scheduler, output, request_id, self._texts[request_id])
+            compat.announce_again(self._scheduler, output, request_id, self._texts[request_id].view)
         return found
 
     def _renew_text(self, request_id: RequestId) -> bool:
@@ -73,8 +72,9 @@ class Retelling:
         num_known = request.num_prompt_tokens if known is None else len(known)
         if len(text) - num_known < MIN_TOKENS or compat.looks_at_outputs(request):
             return False
-        new = np.array(text if known is None else text[num_known:], np.int32)
-        self._texts[request_id] = new if known is None else np.concatenate((known, new))
+        if known is None:
+            known = self._texts[request_id] = TokenArray()
+        known.extend(text[len(known) :])
         return True
 
     def forget(self, request_id: RequestId) -> None:
